@@ -1,0 +1,244 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Facts, in the past tense, that protocols report.
+
+An event is a frozen value with a stable name (its class) and stable keys (its fields). Core and
+protocols never log: they emit events, and a sink (``adapters.telemetry``) turns them into log lines.
+Each branch that "should never be forgotten" emits one, so that a test can point at it by name.
+
+Durations are seconds; instants do not occur, because an event may be read on another host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+__all__ = [
+    "AttemptFailed",
+    "BreakerChanged",
+    "CallAbandoned",
+    "CheckpointPublished",
+    "CheckpointRemoved",
+    "DependencyAwaited",
+    "Event",
+    "GateDecided",
+    "ProbeEnded",
+    "ProbeStarted",
+    "RanksLost",
+    "RecordVanished",
+    "ResultDropped",
+    "RetriesExhausted",
+    "RetryScheduled",
+    "StoreLost",
+    "StoreReturned",
+    "VerdictReached",
+    "VoteCast",
+    "WorkAwaited",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerChanged(Event):
+    """This rank moved a breaker's shared record from one state to another.
+
+    ``closed`` to ``open`` is the trip, ``recovering`` to ``closed`` the recovery.
+    """
+
+    dependency: str
+    epoch: int
+    previous: str
+    state: str
+    reason: str
+    open_s: float
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteCast(Event):
+    """This host voted that the dependency is ill; the quorum was not reached by it."""
+
+    dependency: str
+    host: str
+    votes: int
+    quorum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeStarted(Event):
+    """This rank holds the permit and probes the dependency."""
+
+    dependency: str
+    epoch: int
+    taken_over: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeEnded(Event):
+    """This rank's probe ended."""
+
+    dependency: str
+    epoch: int
+    succeeded: bool
+    detail: str
+    next_probe_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultDropped(Event):
+    """A result came too late: its epoch was over, so it changed nothing."""
+
+    dependency: str
+    epoch: int
+    current_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DependencyAwaited(Event):
+    """This rank is waiting for an ill dependency. Emitted again and again while it waits."""
+
+    dependency: str
+    operation: str
+    state: str
+    elapsed_s: float
+    next_probe_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed(Event):
+    """One attempt at a guarded operation failed."""
+
+    dependency: str
+    operation: str
+    target: str
+    attempt: int
+    failure: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallAbandoned(Event):
+    """A call made no progress for its timeout and was abandoned; its thread may still run."""
+
+    dependency: str
+    operation: str
+    target: str
+    attempt: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryScheduled(Event):
+    """A failed attempt will be repeated after a delay."""
+
+    dependency: str
+    operation: str
+    target: str
+    attempt: int
+    failure: str
+    delay_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetriesExhausted(Event):
+    """A guarded operation was given up."""
+
+    dependency: str
+    operation: str
+    target: str
+    attempts: int
+    failure: str
+    reason: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateDecided(Event):
+    """A joint operation's gate has a verdict that all ranks share."""
+
+    op: str
+    seq: int
+    round_number: int
+    verdict: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkAwaited(Event):
+    """This rank is waiting for other ranks' part of a joint operation. Emitted again and again."""
+
+    op: str
+    seq: int
+    elapsed_s: float
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictReached(Event):
+    """A joint operation has ended with one verdict for all ranks."""
+
+    op: str
+    seq: int
+    outcome: str
+    first_rank: int | None
+    detail: str
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksLost(Event):
+    """Ranks were silent for longer than the bound; the operation's verdict names them."""
+
+    op: str
+    seq: int
+    ranks: tuple[int, ...]
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLost(Event):
+    """The shared store did not answer; this rank tries to reach it again."""
+
+    op: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReturned(Event):
+    """The shared store answers again."""
+
+    op: str
+    lost_for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordVanished(Event):
+    """A record that must exist is gone: the store came back empty. It is rebuilt, never guessed."""
+
+    key: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPublished(Event):
+    """A checkpoint is in storage, with the size that was written."""
+
+    path: str
+    size_bytes: int
+    digest: str
+    attempts: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRemoved(Event):
+    """A checkpoint was removed, or was already absent."""
+
+    path: str
+    attempts: int

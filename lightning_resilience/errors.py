@@ -1,0 +1,208 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that this package raises on purpose.
+
+::
+
+    ResilienceError
+    ├── ConfigError (also ValueError)      the user's options; raised before training starts
+    ├── CircuitOpenError                   no permit: the dependency is ill
+    ├── RetriesExhaustedError              the policy ended; the last failure is the cause
+    ├── JointError                         all ranks agreed that an operation failed
+    │   └── JointUnavailableError          this rank could not learn what the others agreed
+    ├── CheckpointError                    a checkpoint is not what was written
+    ├── CallTimeoutError (also TimeoutError)  a call was abandoned at its timeout
+    ├── InvalidTransitionError             a bug of ours
+    └── StoreError
+        ├── StoreUnavailableError          their fault: the shared store did not answer
+        ├── ConflictError                  internal; never leaves the runtime
+        └── CorruptRecordError             a record that does not decode
+
+The class says whose fault it is; the text says what happened, on which rank, with the numbers, and
+what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+__all__ = [
+    "CallTimeoutError",
+    "CheckpointError",
+    "CircuitOpenError",
+    "ConfigError",
+    "ConflictError",
+    "CorruptRecordError",
+    "InvalidTransitionError",
+    "JointError",
+    "JointUnavailableError",
+    "ResilienceError",
+    "RetriesExhaustedError",
+    "StoreError",
+    "StoreUnavailableError",
+]
+
+
+class ResilienceError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+    # Exceptions with keyword-only arguments do not survive the default reduction, and launchers
+    # and process pools send exceptions between processes.
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild from the text and the attributes."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[ResilienceError], args: tuple[Any, ...], state: dict[str, Any]) -> ResilienceError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(ResilienceError, ValueError):
+    """An option is out of range, unknown, or contradicts another one.
+
+    Raised before training starts. The text names the option, its value and what is allowed.
+    """
+
+
+class CircuitOpenError(ResilienceError):
+    """A call was refused because the dependency's circuit is open.
+
+    Args:
+        message: What happened.
+        dependency: Name of the dependency, without credentials.
+        retry_after_s: Seconds until the next probe at the earliest, if known.
+        epoch: Epoch of the breaker's record that refused the call.
+        reason: Why the circuit is open.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        dependency: str = "",
+        retry_after_s: float | None = None,
+        epoch: int = 0,
+        reason: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.dependency = dependency
+        self.retry_after_s = retry_after_s
+        self.epoch = epoch
+        self.reason = reason
+
+
+class RetriesExhaustedError(ResilienceError):
+    """The retry policy ended without a success; ``__cause__`` is the last failure.
+
+    Args:
+        message: What happened.
+        attempts: Attempts made, the first included.
+        reason: Why no further attempt is made.
+    """
+
+    def __init__(self, message: str, *, attempts: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.attempts = attempts
+        self.reason = reason
+
+
+class JointError(ResilienceError):
+    """All ranks agreed that a joint operation failed.
+
+    The type and the text are the same on every rank. On the rank where the first cause arose,
+    ``__cause__`` is the original exception.
+
+    Args:
+        message: What happened, with the first cause and its rank.
+        op: Name of the operation, for example ``save``.
+        seq: Sequence number of the operation in this incarnation.
+        outcome: Failure class that won (see ``core.outcome``).
+        first_rank: Lowest rank that reported the winning class.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        op: str = "",
+        seq: int = 0,
+        outcome: str = "",
+        first_rank: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.op = op
+        self.seq = seq
+        self.outcome = outcome
+        self.first_rank = first_rank
+
+
+class JointUnavailableError(JointError):
+    """This rank could not learn, within the bound, what the others agreed.
+
+    Args:
+        message: What happened.
+        op: Name of the operation.
+        seq: Sequence number of the operation.
+        outcome: Failure class, normally ``lost``.
+        first_rank: The rank that could not go on, if known.
+        lost_ranks: Ranks that did not answer, as far as this rank knows.
+    """
+
+    def __init__(  # noqa: PLR0913 - the arguments of the base class and one more
+        self,
+        message: str,
+        *,
+        op: str = "",
+        seq: int = 0,
+        outcome: str = "lost",
+        first_rank: int | None = None,
+        lost_ranks: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message, op=op, seq=seq, outcome=outcome, first_rank=first_rank)
+        self.lost_ranks = lost_ranks
+
+
+class CheckpointError(ResilienceError):
+    """A checkpoint in storage is not what was written."""
+
+
+class CallTimeoutError(ResilienceError, TimeoutError):
+    """A call made no progress for its timeout and was abandoned.
+
+    Its thread may still be running; its cancel token is set and its result is discarded.
+    """
+
+
+class InvalidTransitionError(ResilienceError):
+    """A state machine was asked for a transition that does not exist. A bug of ours."""
+
+
+class StoreError(ResilienceError):
+    """Something is wrong with the shared store or with what is in it."""
+
+
+class StoreUnavailableError(StoreError):
+    """The shared store did not answer. It may have executed the operation all the same."""
+
+
+class ConflictError(StoreError):
+    """A compare-and-set loop lost too often. Internal: never leaves the runtime."""
+
+
+class CorruptRecordError(StoreError):
+    """A record in the shared store does not decode; it is reported, never guessed at.
+
+    Args:
+        message: What happened.
+        key: Key of the record.
+        found_version: Version found in the record, if it could be read.
+    """
+
+    def __init__(self, message: str, *, key: str = "", found_version: int | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.found_version = found_version
