@@ -166,7 +166,19 @@ class Emit:
 
 
 Effect: TypeAlias = (
-    Get | MultiGet | Set | Delete | CompareAndSet | Add | WaitFor | Sleep | Now | Draw | Nonce | Call | Emit
+    Get
+    | MultiGet
+    | Set
+    | Delete
+    | CompareAndSet
+    | Add
+    | WaitFor
+    | Sleep
+    | Now
+    | Draw
+    | Nonce
+    | Call
+    | Emit
 )
 
 T = TypeVar("T")
