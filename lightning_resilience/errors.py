@@ -54,7 +54,9 @@ class ResilienceError(Exception):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _rebuild(kind: type[ResilienceError], args: tuple[Any, ...], state: dict[str, Any]) -> ResilienceError:
+def _rebuild(
+    kind: type[ResilienceError], args: tuple[Any, ...], state: dict[str, Any]
+) -> ResilienceError:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
@@ -152,7 +154,7 @@ class JointUnavailableError(JointError):
         lost_ranks: Ranks that did not answer, as far as this rank knows.
     """
 
-    def __init__(  # noqa: PLR0913 - the arguments of the base class and one more
+    def __init__(
         self,
         message: str,
         *,
