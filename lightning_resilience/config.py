@@ -63,7 +63,7 @@ class Option:
 
     Args:
         name: Name of the option; durations end in ``_s`` and are seconds.
-        default: The default in words, as the table shows it.
+        default: The default as the table shows it; "derived" where it depends on other values.
         why: The reason of the default.
         owner: Name of the config class that has the option.
     """
@@ -254,6 +254,22 @@ def check_relations(
         ),
         why="calls that hang until they are abandoned would never open the circuit",
     )
+    if process_group_timeout_s is not None:
+        _check_process_group(joint, process_group_timeout_s)
+
+
+def _check_process_group(joint: JointConfig, process_group_timeout_s: float) -> None:
+    timeout_s = joint.timeout_s(process_group_timeout_s=process_group_timeout_s)
+    check_less(
+        ("joint_timeout_s", timeout_s),
+        ("the process group's timeout", process_group_timeout_s),
+        why="the watchdog would end the ranks before they could tell who is missing",
+    )
+    check_less(
+        ("joint_beat_s", joint.beat_s(process_group_timeout_s=process_group_timeout_s)),
+        ("joint_timeout_s", timeout_s),
+        why="a rank that works would be taken for lost between two beats",
+    )
 
 
 def option_table() -> tuple[Option, ...]:
@@ -261,8 +277,8 @@ def option_table() -> tuple[Option, ...]:
     return tuple(
         Option(
             name=field.name,
-            default=_default_text(field),
-            why=str(field.metadata.get("why", "")),
+            default=_default_text(field.default),
+            why=field.metadata["why"],
             owner=kind.__name__,
         )
         for kind in CONFIGS
@@ -270,19 +286,14 @@ def option_table() -> tuple[Option, ...]:
     )
 
 
-def _default_text(field: dataclasses.Field[Any]) -> str:
-    """Return a default as the table shows it; one that is only known later is described."""
-    described = field.metadata.get("shown")
-    if described is not None:
-        return str(described)
-    default = field.default
+def _default_text(default: object) -> str:
+    if default is None:
+        return "derived"
     if isinstance(default, enum.Enum):
         return str(default.value)
     if isinstance(default, bool):
         return "on" if default else "off"
-    if isinstance(default, float):
-        return f"{default:g}"
-    return str(default)
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def options_markdown() -> str:
