@@ -20,7 +20,7 @@ import dataclasses
 import difflib
 import enum
 import os
-import urllib.parse
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -50,6 +50,9 @@ CONFIGS: Final[tuple[type[Any], ...]] = (RetryPolicy, BreakerConfig, JointConfig
 _ON: Final = ("on", "1", "true", "yes")
 _OFF: Final = ("off", "0", "false", "no")
 _LARGEST_PORT: Final = 65535
+_STORE_URL: Final = re.compile(
+    r"tcp://(?:\[(?P<bracketed>[0-9a-fA-F:.]+)\]|(?P<host>[\w.-]+)):(?P<port>[0-9]{1,5})/?"
+)
 # A window must outlast this many attempts that hang until they are abandoned, with the waits
 # between them; in a shorter one the first is forgotten before the last, and hangs never trip.
 _HANGS_IN_WINDOW: Final = 3
@@ -151,21 +154,17 @@ def parse_store_url(url: str, *, option: str = "store") -> tuple[str, int]:
     Raises:
         ConfigError: The URL has another form.
     """
-    parts = urllib.parse.urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
-    if parts.scheme != "tcp" or not parts.hostname or not port or extra:
-        # The value may hold a password by mistake, so that only its host part is repeated.
-        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
+    found = _STORE_URL.fullmatch(url)
+    port = int(found["port"]) if found else 0
+    if found is None or not 0 < port <= _LARGEST_PORT:
+        # The value may hold a password by mistake, in front of the host or behind the port.
+        shown = re.sub(r"(?<=//)[^/]*@|[?#].*", "", url)
         message = (
-            f"{option}={shown.geturl()!r} is not allowed: it must be tcp://HOST:PORT with a port "
-            f"from 1 to {_LARGEST_PORT}, for example tcp://host0:29400."
+            f"{option}={shown!r} is not allowed: it must be tcp://HOST:PORT with a port from 1 to "
+            f"{_LARGEST_PORT}, for example tcp://host0:29400."
         )
         raise ConfigError(message)
-    return parts.hostname, port
+    return found["bracketed"] or found["host"], port
 
 
 def build(kind: type[C], options: C | Mapping[str, object] | None = None) -> C:

@@ -22,7 +22,7 @@ PACKAGE = Path(lightning_resilience.__file__).parent
 
 def modules_after(code: str) -> set[str]:
     """Return the names of all modules that a fresh interpreter has loaded after ``code``."""
-    script = f"import json, sys\n{code}\nprint('\n' + json.dumps(sorted(sys.modules)))"
+    script = f"import json, sys\n{code}\nprint()\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

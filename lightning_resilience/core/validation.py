@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeGuard
 
 from lightning_resilience.errors import ConfigError
 
@@ -32,7 +32,7 @@ def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - a dataclass fiel
     return field(default=default, metadata={"why": why})
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -52,8 +52,7 @@ def check_seconds(name: str, value: object, *, above: float = 0.0, zero: bool = 
     if not _is_number(value):
         message = f"{name}={value!r} is not allowed: it must be {allowed}."
         raise ConfigError(message)
-    number = float(value)  # type: ignore[arg-type]  # checked by _is_number
-    if number < above or (number == above and not zero):
+    if value < above or (value == above and not zero):
         message = f"{name}={value!r} is out of range: it must be {allowed}."
         raise ConfigError(message)
 

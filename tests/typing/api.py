@@ -38,7 +38,7 @@ assert_type(policy.max_attempts, int)
 assert_type(policy.max_delay_s, float)
 breaker = BreakerConfig(trip_failures=3, window_s=600, open_for_s=10, max_open_for_s=60)
 assert_type(breaker.trip_failures, int)
-RetryPolicy(5)  # type: ignore[misc]  # options have names
+RetryPolicy(5)  # type: ignore[call-arg]  # options have names
 RetryPolicy(max_attempts="five")  # type: ignore[arg-type]
 RetryPolicy(max_retries=4)  # type: ignore[call-arg]
 policy.max_attempts = 6  # type: ignore[misc]  # configs are frozen

@@ -7,11 +7,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
+from lightning_resilience import config
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.retry import RetryPolicy
-
-from lightning_resilience import config
 from lightning_resilience.errors import ConfigError
 
 
@@ -74,7 +74,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(
 def test_what_is_no_config_and_no_mapping_is_refused(options: object) -> None:
     """The error names the value, its type and what is expected."""
     with pytest.raises(ConfigError, match="mapping") as raised:
-        config.build(RetryPolicy, options)  # type: ignore[arg-type]
+        config.build(RetryPolicy, options)
 
     assert "RetryPolicy" in str(raised.value)
     assert type(options).__name__ in str(raised.value)
