@@ -63,8 +63,8 @@ SIGNALS = (
     signal.SIGUSR2,
 )
 THREAD_GRACE_S = 10.0
-SLOW_LOOKUP_S = 0.2
-HOSTS_LINE = "::ffff:127.0.0.1 localhost\n"
+MAPPED_LOOPBACK = "::ffff:127.0.0.1"
+HOSTS_LINE = f"{MAPPED_LOOPBACK} localhost\n"
 HOSTS_KEY = pytest.StashKey[str]()
 
 
@@ -81,22 +81,22 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def name_loopback(hosts: Path) -> str:
-    """Name the mapped loopback address in ``hosts`` where looking it up is slow.
+    """Name the mapped loopback address in ``hosts`` where it has no name.
 
-    torch's TCPStore looks up the name of every client in the one thread that serves them all; a
-    resolver that does not answer holds up every test that shares a store.
+    torch's TCPStore looks up the name of every client in the one thread that serves them all. An
+    address without a name is asked of the network each time, and a resolver that is slow to answer
+    then holds up every test that shares a store.
     """
-    started_s = time.monotonic()
     with contextlib.suppress(OSError):
-        socket.getnameinfo(("::ffff:127.0.0.1", 0, 0, 0), 0)
-    if time.monotonic() - started_s < SLOW_LOOKUP_S:
-        return ""
+        name, _ = socket.getnameinfo((MAPPED_LOOPBACK, 0, 0, 0), 0)
+        if name != MAPPED_LOOPBACK:
+            return ""
     with contextlib.suppress(OSError):
         text = hosts.read_text(encoding="utf-8")
         if HOSTS_LINE not in text:
             with hosts.open("a", encoding="utf-8") as file:
                 file.write(("" if text.endswith("\n") else "\n") + HOSTS_LINE)
-            return f"hosts: {HOSTS_LINE.strip()!r} added to {hosts}, look-ups of it are slow here"
+            return f"hosts: {HOSTS_LINE.strip()!r} added to {hosts}: the address had no name"
     return ""
 
 

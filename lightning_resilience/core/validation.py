@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a config dataclass refuses a bad option, with the same words everywhere.
 
-Every field of a config is declared with :func:`option`, which keeps its reason beside its default (the
-option table is generated from that), and checked in ``__post_init__`` with the functions below. All
-of them raise ``ConfigError`` with the option's name, its value and what is allowed.
+Every field of a config is declared with :func:`option`, which keeps its reason beside its default
+(the option table is generated from that), and checked in ``__post_init__`` with the functions
+below. All of them raise ``ConfigError`` with the option's name, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightning_resilience.errors import ConfigError
 __all__ = ["check_at_least", "check_choice", "check_less", "check_seconds", "check_whole", "option"]
 
 
-def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - a dataclass field stands for any type
+def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - stands for any type
     """Declare a config field with its default and the reason for the default.
 
     Args:
