@@ -62,7 +62,7 @@ wheel: setup ## build the wheel and test it from an empty folder, without the so
 	$(BIN)/python -m venv --without-pip $(WHEEL_VENV)
 	$(BIN)/python -m pip --python $(WHEEL_VENV)/bin/python install -qq --no-deps --no-index dist/*.whl
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(WHEEL_VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/dependencies.pth"
-	cd build/empty && WHEEL="$$(ls $(CURDIR)/dist/*.whl)" $(CURDIR)/$(WHEEL_VENV)/bin/python -P -m pytest \
+	cd build/empty && WHEEL="$$(ls $(CURDIR)/dist/*.whl)" PYTHONSAFEPATH=1 $(CURDIR)/$(WHEEL_VENV)/bin/python -m pytest \
 		-c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -p no:cacheprovider $(addprefix $(CURDIR)/,$(WHEEL_TESTS))
 
 docs: setup ## links, option table, and every fenced Python block

@@ -163,8 +163,8 @@ _CODES = _table({
     FailureClass.PERMANENT: (
         "AccessDenied AccessDeniedException AllAccessDisabled AccountProblem NoSuchBucket "
         "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument "
-        "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge EntityTooSmall "
-        "KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect PreconditionFailed "
+        "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge "
+        "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect PreconditionFailed "
         "AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound ContainerNotFound"
     ),
     FailureClass.CAPACITY: "QuotaExceeded XMinioStorageFull XMinioAdminBucketQuotaExceeded",
