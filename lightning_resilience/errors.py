@@ -170,7 +170,7 @@ class JointUnavailableError(JointError):
         lost_ranks: Ranks that did not answer, as far as this rank knows.
     """
 
-    def __init__(  # noqa: PLR0913 - the arguments of the base class and one more
+    def __init__(
         self,
         message: str,
         *,

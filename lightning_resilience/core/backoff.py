@@ -13,8 +13,8 @@ still differ between clients once the cap is reached:
   in here, and the runtime takes it from a private source that no ``seed_everything`` reaches.
 
 The price of full jitter is a mean delay of half the cap, hence twice the load of an unjittered
-schedule with the same cap; choose ``cap`` between N/C and 2N/C (N callers, C requests per second that
-the storage takes).
+schedule with the same cap; choose ``cap`` between N/C and 2N/C (N callers, C requests per second
+that the storage takes).
 
 Sources: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 (full jitter).
 """

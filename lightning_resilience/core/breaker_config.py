@@ -36,9 +36,10 @@ class BreakerConfig:
     Args:
         trip_failures: Failures in a row that make a host's vote, ≥ 1.
         window_s: How long a failure and a vote are remembered, in seconds, > 0.
-        quorum_fraction: Share of the hosts that must agree, in (0, 1]; at least 2 hosts where there are
-            as many, at most 8.
-        view_max_age_s: How old a view of the record may be for a call to go ahead on it, in seconds, > 0.
+        quorum_fraction: Share of the hosts that must agree, in (0, 1]; at least 2 hosts where there
+            are as many, at most 8.
+        view_max_age_s: How old a view of the record may be for a call to go ahead on it, in
+            seconds, > 0.
         open_for_s: First open wait, in seconds, > 0.
         max_open_for_s: Longest open wait, in seconds; the longest lag until a recovery is noticed.
         probe_timeout_s: Time that a probe has, in seconds, > 0.

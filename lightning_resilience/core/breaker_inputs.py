@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that can happen to a circuit breaker, as values.
 
-Each is a fact that one process reports; ``core.breaker.step`` decides what it changes. A fact that was
-learnt in one epoch names it, so that it cannot change a later one.
+Each is a fact that one process reports; ``core.breaker.step`` decides what it changes. A fact that
+was learnt in one epoch names it, so that it cannot change a later one.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class ProbeClaimed:
 
     Args:
         holder: Nonce of the claim.
-        unchanged_s: How long the claimant has seen this (store, epoch), on its own clock, in seconds.
+        unchanged_s: How long the claimant has seen this (store, epoch), on its own clock, in
+            seconds.
     """
 
     holder: str

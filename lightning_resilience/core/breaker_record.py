@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""A breaker's record outside the state machine: its states, its birth, its rebirth, one process's view.
+"""A breaker's record outside the state machine: states, birth, rebirth, one process's view.
 
-``core.breaker`` changes a record that exists. Here is what happens around that: the record of a breaker
-that nobody has used, the record to create where the store came back empty, and what a process that has
-read a record may conclude from it.
+``core.breaker`` changes a record that exists. Here is what happens around that: the record of a
+breaker that nobody has used, the record to create where the store came back empty, and what a
+process that has read a record may conclude from it.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def quorum(hosts: int, *, fraction: float) -> int:
         fraction: Share of them, in (0, 1].
 
     Returns:
-        ``min(hosts, max(2, min(ceil(fraction · hosts), 8)))``: never one host of several, and never so
-        many that the trip takes long.
+        ``min(hosts, max(2, min(ceil(fraction · hosts), 8)))``: never one host of several, and never
+        so many that the trip takes long.
     """
     return min(hosts, max(2, min(math.ceil(fraction * hosts), _MOST_VOTES)))
 

@@ -9,9 +9,9 @@ because libraries fold many codes into few numbers: s3fs makes EBUSY of SlowDown
 and EINVAL of a damaged body and of a bad argument.
 
 The evidence of an exception is weighed on its own before its cause is looked at, but for one group:
-``PermissionError``, ``FileNotFoundError`` and plain ``OSError`` are what libraries translate *into*,
-so they decide only where no explicit cause says more. The implicit context is asked only where the
-exception itself says nothing at all, since it may be about something else.
+``PermissionError``, ``FileNotFoundError`` and plain ``OSError`` are what libraries translate
+*into*, so they decide only where no explicit cause says more. The implicit context is asked only
+where the exception itself says nothing at all, since it may be about something else.
 
 Choices that are not obvious:
 
@@ -162,9 +162,9 @@ def _table(rows: Mapping[FailureClass, str]) -> dict[str, FailureClass]:
 _CODES = _table({
     FailureClass.PERMANENT: (
         "AccessDenied AccessDeniedException AllAccessDisabled AccountProblem NoSuchBucket "
-        "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument InvalidRequest "
-        "InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge EntityTooSmall "
-        "KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect PreconditionFailed "
+        "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument "
+        "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge "
+        "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect PreconditionFailed "
         "AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound ContainerNotFound"
     ),
     FailureClass.CAPACITY: "QuotaExceeded XMinioStorageFull XMinioAdminBucketQuotaExceeded",

@@ -5,9 +5,9 @@
 One operation is a sequence of attempts, the first of which has number 1. After each attempt the
 failure class (``core.outcome``) and the policy decide:
 
-=============  ======================================================================================
+=============  ==================================================================================
 failure        decision
-=============  ======================================================================================
+=============  ==================================================================================
 transient      again after full jitter from ``base_delay_s``
 throttle       again after full jitter from ``throttle_base_delay_s``, on top of ``Retry-After``
 unknown        as transient, but only ``unknown_max_attempts`` attempts may end so
@@ -16,12 +16,12 @@ stale          drop the caches, at once; counts as an attempt, so it is bounded 
 capacity       give up: a full disk does not empty itself
 permanent      give up: exactly one attempt
 cancelled      never gets here: an interruption is not caught
-=============  ======================================================================================
+=============  ==================================================================================
 
-``max_attempts`` bounds the attempts of *one operation at a healthy dependency*. An attempt that ends
-while the circuit is not closed does not count: the outage is the breaker's business, and an outage that
-is longer than five attempts must not fail a job that is willing to wait. ``deadline_s`` bounds
-everything, waiting included. So the loop that asks this module always ends.
+``max_attempts`` bounds the attempts of *one operation at a healthy dependency*. An attempt that
+ends while the circuit is not closed does not count: the outage is the breaker's business, and an
+outage that is longer than five attempts must not fail a job that is willing to wait. ``deadline_s``
+bounds everything, waiting included. So the loop that asks this module always ends.
 
 The instants in :class:`RetryState` belong to the calling process's monotonic clock.
 """
@@ -36,7 +36,7 @@ from lightning_resilience.core.outcome import FailureClass, Outcome
 from lightning_resilience.core.validation import check_at_least, check_seconds, check_whole, option
 
 
-__all__ = ["RetryAction", "RetryDecision", "RetryPolicy", "RetryState", "decide", "deadline_at_s"]
+__all__ = ["RetryAction", "RetryDecision", "RetryPolicy", "RetryState", "deadline_at_s", "decide"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ class RetryPolicy:
         max_delay_s: Largest upper bound of a delay, in seconds, at least ``base_delay_s``.
         max_attempts: Attempts of one operation, the first included, ≥ 1.
         deadline_s: Bound of one operation with all its attempts and waits, in seconds, > 0.
-        stall_timeout_s: An attempt that makes no progress for this long is abandoned, in seconds, > 0.
+        stall_timeout_s: An attempt that makes no progress for this long is abandoned, in seconds,
+            > 0.
         throttle_base_delay_s: As ``base_delay_s``, after a throttling answer, in seconds, > 0.
         retry_after_max_s: Longest ``Retry-After`` that is honoured, in seconds, ≥ 0.
         unknown_max_attempts: Attempts of one operation that may end with an unknown failure, ≥ 1.
@@ -141,7 +142,7 @@ def deadline_at_s(policy: RetryPolicy, state: RetryState) -> float:
     return state.started_at_s + policy.deadline_s
 
 
-def _delay_s(policy: RetryPolicy, state: RetryState, outcome: Outcome, draw: float) -> float:
+def _delay_s(policy: RetryPolicy, state: RetryState, outcome: Outcome, *, draw: float) -> float:
     throttled = outcome.failure is FailureClass.THROTTLE
     base_s = policy.throttle_base_delay_s if throttled else policy.base_delay_s
     jitter_s = backoff.delay_s(state.attempts, base_s=base_s, cap_s=policy.max_delay_s, draw=draw)
@@ -182,8 +183,8 @@ def decide(
         policy: The policy.
         state: The operation before this attempt ended.
         outcome: How the attempt ended; not ``ok``.
-        healthy: Whether the circuit was closed when the attempt ended. Otherwise the attempt does not
-            count towards ``max_attempts``.
+        healthy: Whether the circuit was closed when the attempt ended. Otherwise the attempt does
+            not count towards ``max_attempts``.
         now_s: Now, on this process's clock.
         draw: A uniform number in [0, 1).
 
@@ -205,7 +206,7 @@ def decide(
     if reason:
         return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=reason)
     stale = failure is FailureClass.STALE
-    delay_s = 0.0 if stale else _delay_s(policy, after, outcome, draw)
+    delay_s = 0.0 if stale else _delay_s(policy, after, outcome, draw=draw)
     if now_s + delay_s >= deadline_at_s(policy, after):
         reason = f"deadline_s={policy.deadline_s:g} would pass before the next attempt"
         return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=reason)

@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a config dataclass refuses a bad option, with the same words everywhere.
 
-Every field of a config is declared with :func:`option`, which keeps its reason beside its default (the
-option table is generated from that), and checked in ``__post_init__`` with the functions below. All
-of them raise ``ConfigError`` with the option's name, its value and what is allowed.
+Every field of a config is declared with :func:`option`, which keeps its reason beside its default
+(the option table is generated from that), and checked in ``__post_init__`` with the functions
+below. All of them raise ``ConfigError`` with the option's name, its value and what is allowed.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any
+from typing import Any, TypeGuard
 
 from lightning_resilience.errors import ConfigError
 
@@ -19,7 +19,7 @@ from lightning_resilience.errors import ConfigError
 __all__ = ["check_at_least", "check_choice", "check_less", "check_seconds", "check_whole", "option"]
 
 
-def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - a dataclass field stands for any type
+def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - stands for any type
     """Declare a config field with its default and the reason for the default.
 
     Args:
@@ -32,7 +32,7 @@ def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - a dataclass fiel
     return field(default=default, metadata={"why": why})
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -52,8 +52,7 @@ def check_seconds(name: str, value: object, *, above: float = 0.0, zero: bool = 
     if not _is_number(value):
         message = f"{name}={value!r} is not allowed: it must be {allowed}."
         raise ConfigError(message)
-    number = float(value)  # type: ignore[arg-type]  # checked by _is_number
-    if number < above or (number == above and not zero):
+    if value < above or (value == above and not zero):
         message = f"{name}={value!r} is out of range: it must be {allowed}."
         raise ConfigError(message)
 

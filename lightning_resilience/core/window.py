@@ -3,15 +3,15 @@
 """What this process has lately seen of a dependency, and whether its host should vote.
 
 A vote says "this host's latest results failed". It is *level-triggered*: it stands as long as the
-window says so, is withdrawn on the first success, and lapses ``window_s`` after the last failure. The
-window holds no list of results: consecutive failures are all that the rule needs, and a rank that
-touches storage once in ten minutes would never fill a ratio over a hundred calls.
+window says so, is withdrawn on the first success, and lapses ``window_s`` after the last failure.
+The window holds no list of results: consecutive failures are all that the rule needs, and a rank
+that touches storage once in ten minutes would never fill a ratio over a hundred calls.
 
 Failures that arrive together (one failed collective operation that a process sees as several
 errors) are lumped by the caller, which reports one result per attempt.
 
-Instants belong to this process's monotonic clock. Permanent, auth, capacity and cancelled results say
-nothing about the dependency's health and are not recorded at all (``core.outcome``).
+Instants belong to this process's monotonic clock. Permanent, auth, capacity and cancelled results
+say nothing about the dependency's health and are not recorded at all (``core.outcome``).
 """
 
 from __future__ import annotations
