@@ -164,7 +164,8 @@ _CODES = _table({
         "AccessDenied AccessDeniedException AllAccessDisabled AccountProblem NoSuchBucket "
         "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument "
         "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge "
-        "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect PreconditionFailed "
+        "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect "
+        "PreconditionFailed "
         "AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound ContainerNotFound"
     ),
     FailureClass.CAPACITY: "QuotaExceeded XMinioStorageFull XMinioAdminBucketQuotaExceeded",
