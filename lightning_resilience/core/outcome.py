@@ -8,10 +8,10 @@ along its MRO (an optional library is never imported to compare types), and the 
 because libraries fold many codes into few numbers: s3fs makes EBUSY of SlowDown and of a conflict,
 and EINVAL of a damaged body and of a bad argument.
 
-The evidence of an exception is weighed on its own before its cause is looked at, but for one group:
-``PermissionError``, ``FileNotFoundError`` and plain ``OSError`` are what libraries translate *into*,
-so they decide only where no explicit cause says more. The implicit context is asked only where the
-exception itself says nothing at all, since it may be about something else.
+The evidence of an exception is weighed on its own before its cause is looked at, with a group of
+exceptions: ``PermissionError``, ``FileNotFoundError`` and plain ``OSError`` are what libraries
+translate *into*, so they decide only where no explicit cause says more. The implicit context is
+asked only where the exception itself says nothing at all, since it may be about something else.
 
 Choices that are not obvious:
 
@@ -162,9 +162,9 @@ def _table(rows: Mapping[FailureClass, str]) -> dict[str, FailureClass]:
 _CODES = _table({
     FailureClass.PERMANENT: (
         "AccessDenied AccessDeniedException AllAccessDisabled AccountProblem NoSuchBucket "
-        "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument InvalidRequest "
-        "InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge EntityTooSmall "
-        "KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect PreconditionFailed "
+        "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument "
+        "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge "
+        "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect PreconditionFailed "
         "AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound ContainerNotFound"
     ),
     FailureClass.CAPACITY: "QuotaExceeded XMinioStorageFull XMinioAdminBucketQuotaExceeded",
@@ -279,8 +279,11 @@ def classify(exc: BaseException, *, reading: bool = False) -> Outcome:
         The class, the code that decided, Retry-After and a line for people.
     """
     failure, code = _judge(exc, reading=reading)
+    error = one_line(exc)
+    if code not in error and code not in type_names(exc):
+        error += f" ({code})"
     return Outcome(
-        failure=failure, retry_after_s=retry_after_s(_causes(exc)), code=code, error=one_line(exc)
+        failure=failure, retry_after_s=retry_after_s(_causes(exc)), code=code, error=error
     )
 
 
