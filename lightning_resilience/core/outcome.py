@@ -8,10 +8,10 @@ along its MRO (an optional library is never imported to compare types), and the 
 because libraries fold many codes into few numbers: s3fs makes EBUSY of SlowDown and of a conflict,
 and EINVAL of a damaged body and of a bad argument.
 
-The evidence of an exception is weighed on its own before its cause is looked at, with a group of
-exceptions: ``PermissionError``, ``FileNotFoundError`` and plain ``OSError`` are what libraries
-translate *into*, so they decide only where no explicit cause says more. The implicit context is
-asked only where the exception itself says nothing at all, since it may be about something else.
+The evidence of an exception is weighed on its own before its cause is looked at, save for one group:
+``PermissionError``, ``FileNotFoundError`` and plain ``OSError`` are what libraries translate
+*into*, so they decide only where no explicit cause says more. The implicit context is asked only
+where the exception itself says nothing at all, since it may be about something else.
 
 Choices that are not obvious:
 
