@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real S3-protocol servers on loopback: one that works, and one that only ever fails.
 
-Import ``s3_server`` into a ``conftest.py`` to have one server for the whole session; ``failing_server``
-is a context manager for a single test.
+``s3_server`` and ``bucket`` are fixtures of ``conftest.py``: one server for the whole session, one
+bucket per test. ``failing_server`` is a context manager for a single test.
 """
 
 from __future__ import annotations
@@ -55,14 +55,12 @@ class S3Server:
 
     def client(self) -> Any:
         """A client of another library, which shares no cache with what is tested."""
-        import boto3  # noqa: PLC0415 - only tests of S3 pay for it
-
-        return boto3.client(
+        return pytest.importorskip("boto3").client(
             "s3",
             endpoint_url=self.url,
             region_name=REGION,
             aws_access_key_id="testing",
-            aws_secret_access_key="testing",  # noqa: S106 - of a server that dies with the test
+            aws_secret_access_key="testing",
         )
 
     def new_bucket(self) -> str:
@@ -117,8 +115,6 @@ def failing_server(mode: str) -> Iterator[FailingServer]:
     """Run a server that answers with one of ``ERRORS``, or resets every connection (``reset``)."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
         def handle_one(self) -> None:
             failing.requests.append(f"{self.command} {self.path}")
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
