@@ -164,8 +164,9 @@ _CODES = _table({
         "AccessDenied AccessDeniedException AllAccessDisabled AccountProblem NoSuchBucket "
         "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument "
         "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge "
-        "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect PreconditionFailed "
-        "AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound ContainerNotFound"
+        "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect "
+        "PreconditionFailed AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound "
+        "ContainerNotFound"
     ),
     FailureClass.CAPACITY: "QuotaExceeded XMinioStorageFull XMinioAdminBucketQuotaExceeded",
     FailureClass.AUTH: (
