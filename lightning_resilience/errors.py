@@ -15,7 +15,6 @@
     ├── InvalidTransitionError             a bug of ours
     └── StoreError
         ├── StoreUnavailableError          their fault: the shared store did not answer
-        ├── ConflictError                  internal; never leaves the runtime
         └── CorruptRecordError             a record that does not decode
 
 The class says whose fault it is; the text says what happened, on which rank, with the numbers, and
@@ -32,7 +31,6 @@ __all__ = [
     "CheckpointError",
     "CircuitOpenError",
     "ConfigError",
-    "ConflictError",
     "CorruptRecordError",
     "InvalidTransitionError",
     "JointError",
@@ -79,6 +77,10 @@ class CircuitOpenError(ResilienceError):
         retry_after_s: Seconds until the next probe at the earliest, if known.
         epoch: Epoch of the breaker's record that refused the call.
         reason: Why the circuit is open.
+
+    Attributes:
+        attempts: Attempts that were made before the circuit refused another.
+        last_error: One line about the last of them, empty where none was made.
     """
 
     def __init__(
@@ -95,6 +97,8 @@ class CircuitOpenError(ResilienceError):
         self.retry_after_s = retry_after_s
         self.epoch = epoch
         self.reason = reason
+        self.attempts = 0
+        self.last_error = ""
 
 
 class RetriesExhaustedError(ResilienceError):
@@ -104,12 +108,24 @@ class RetriesExhaustedError(ResilienceError):
         message: What happened.
         attempts: Attempts made, the first included.
         reason: Why no further attempt is made.
+        failure: Failure class of the last attempt (see ``core.outcome``).
+        last_error: One line about the last attempt's failure.
     """
 
-    def __init__(self, message: str, *, attempts: int = 0, reason: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        attempts: int = 0,
+        reason: str = "",
+        failure: str = "",
+        last_error: str = "",
+    ) -> None:
         super().__init__(message)
         self.attempts = attempts
         self.reason = reason
+        self.failure = failure
+        self.last_error = last_error
 
 
 class JointError(ResilienceError):
@@ -189,10 +205,6 @@ class StoreError(ResilienceError):
 
 class StoreUnavailableError(StoreError):
     """The shared store did not answer. It may have executed the operation all the same."""
-
-
-class ConflictError(StoreError):
-    """A compare-and-set loop lost too often. Internal: never leaves the runtime."""
 
 
 class CorruptRecordError(StoreError):

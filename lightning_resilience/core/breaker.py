@@ -83,6 +83,7 @@ from lightning_resilience.errors import InvalidTransitionError
 
 
 __all__ = [
+    "HISTORY_LENGTH",
     "LEGAL",
     "TABLE",
     "AttemptFailed",

@@ -22,6 +22,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from lightning_resilience.core.breaker import BreakerState, passes
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
@@ -119,7 +121,7 @@ class GateDecision:
     reason: str
 
 
-def decide_gate(record: BreakerRecord | None, *, on_outage: str) -> GateDecision:
+def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = "") -> GateDecision:
     """Decide a round of the gate.
 
     PROCEED may rest on an old view, because the work is guarded all the same; ``FAIL`` needs a record
@@ -128,6 +130,7 @@ def decide_gate(record: BreakerRecord | None, *, on_outage: str) -> GateDecision
     Args:
         record: The breaker's record, or None where the operation has no shared dependency.
         on_outage: ``wait`` or ``fail``.
+        expired: Why the caller will not wait any longer, empty while it will.
 
     Returns:
         The verdict for all ranks.
@@ -135,6 +138,8 @@ def decide_gate(record: BreakerRecord | None, *, on_outage: str) -> GateDecision
     if record is None or passes(record):
         return GateDecision(verdict=GateVerdict.PROCEED, reason="the circuit lets calls through")
     why = f"the circuit is {record.state} since epoch {record.epoch}: {record.reason}"
+    if expired:
+        return GateDecision(verdict=GateVerdict.FAIL, reason=expired)
     if on_outage == "fail":
         return GateDecision(verdict=GateVerdict.FAIL, reason=why)
     if record.state == BreakerState.FORCED_OPEN.value:
@@ -145,21 +150,19 @@ def decide_gate(record: BreakerRecord | None, *, on_outage: str) -> GateDecision
 
 
 def decide_final(
-    op: str,
+    terms: FinalRecord,
     outcomes: Sequence[OutcomeRecord],
     *,
     lost_ranks: Sequence[int] = (),
     silent_s: float = 0.0,
-    writer: str,
 ) -> FinalRecord:
     """Merge the outcomes of all ranks that had work into one verdict.
 
     Args:
-        op: Name of the operation.
+        terms: The record to complete: it says what the operation is, who works, and who writes.
         outcomes: What the workers reported.
         lost_ranks: Workers that reported nothing and were silent for too long.
         silent_s: For how long, in seconds.
-        writer: A fresh nonce for the record.
 
     Returns:
         The verdict: the most severe failure, ties to the lowest rank; or success with the lowest
@@ -169,20 +172,17 @@ def decide_final(
     for rank in lost_ranks:
         error = f"rank {rank} gave no sign of life for {silent_s:.1f} s"
         reports.append(OutcomeRecord(rank=rank, failure=FailureClass.LOST.value, error=error))
-    reports.sort(key=lambda report: (_severity(report.failure), report.rank))
     if not reports:
-        return FinalRecord(op=op, writer=writer)
-    first = reports[0]
-    failed = bool(first.failure)
-    return FinalRecord(
-        op=op,
+        return terms
+    first = min(reports, key=lambda report: (_severity(report.failure), report.rank))
+    return msgspec.structs.replace(
+        terms,
         failure=first.failure,
-        first_rank=first.rank if failed else -1,
+        first_rank=first.rank if first.failure else -1,
         error=first.error,
         detail=first.detail,
         lost_ranks=tuple(sorted(lost_ranks)),
         attempts=first.attempts,
-        writer=writer,
     )
 
 
@@ -205,16 +205,14 @@ _ADVICE_OTHERWISE = (
 )
 
 
-def error_of(final: FinalRecord, *, seq: int, subject: str) -> JointError | None:
+def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     """Return the error that every rank raises for a verdict, or None where all went well.
 
-    The text depends on the shared record and on what all ranks know alike, so it is the same on all of
-    them.
+    The text depends on the shared record only, so it is the same on every rank.
 
     Args:
         final: The verdict.
         seq: Sequence number of the operation.
-        subject: What it was about, for example the path.
     """
     if not final.failure:
         return None
@@ -228,7 +226,7 @@ def error_of(final: FinalRecord, *, seq: int, subject: str) -> JointError | None
         else ""
     )
     message = (
-        f"{final.op} of {subject} failed on all ranks (joint operation {seq}). "
+        f"{final.op} of {final.subject} failed on all ranks (joint operation {seq}). "
         f"First cause, {failure.value}, on rank {final.first_rank}{attempts}: {final.error}.{others} "
         f"{_ADVICE.get(failure, _ADVICE_OTHERWISE)}"
     )

@@ -22,9 +22,13 @@ Source: the same rule is used by Kubernetes' leader election (client-go ``leader
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
-__all__ = ["Sighting", "is_expired", "observe", "remaining_s"]
+__all__ = ["CLOCK_RATE_FACTOR", "Sighting", "has_time_left", "is_expired", "observe", "remaining_s"]
+
+CLOCK_RATE_FACTOR: Final = 1.5
+"""Monotonic clocks of two hosts are assumed to run at rates that differ by less than this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,4 +67,22 @@ def remaining_s(sighting: Sighting, *, lease_s: float, now_s: float) -> float:
 
 def is_expired(sighting: Sighting, *, lease_s: float, now_s: float) -> bool:
     """Tell whether the observer has seen no change for at least ``lease_s`` seconds."""
-    return now_s - sighting.first_seen_at_s >= lease_s
+    return remaining_s(sighting, lease_s=lease_s, now_s=now_s) == 0
+
+
+def has_time_left(*, claimed_at_s: float, work_s: float, lease_s: float, now_s: float) -> bool:
+    """Tell a holder whether its work would end before anybody may take over.
+
+    A process can be paused between its claim and its work; so it looks at its own clock again right before
+    the work starts.
+
+    Args:
+        claimed_at_s: When the claim was *sent*, on the holder's clock.
+        work_s: Longest time that the work takes, in seconds.
+        lease_s: The lease, in seconds.
+        now_s: Now, on the holder's clock.
+
+    Returns:
+        True if the work fits into the lease, with the margin for clocks of different rates.
+    """
+    return now_s - claimed_at_s + work_s <= lease_s / CLOCK_RATE_FACTOR

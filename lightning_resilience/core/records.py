@@ -18,13 +18,14 @@ key                                         value
 ``lr/<run>/breaker/<dependency>``           ``BreakerRecord``; survives a restart
 ``lr/<run>/bell/<dependency>/<gen>``        set when the circuit of that trip lets calls through
 ``lr/<run>/waiting/<dependency>/<gen>``     counter: tickets of the waiters of that trip, a hint
-``lr/<run>/i<inc>/arrived/<seq>/<rank>``    the rank has arrived at joint operation ``seq``
+``lr/<run>/i<inc>/arrived/<rank>``          number of the joint operation that the rank is at
 ``lr/<run>/i<inc>/gate/<seq>/<round>``      ``GateRecord``, write-once
-``lr/<run>/i<inc>/beat/<seq>/<rank>``       a number that grows while the rank works
+``lr/<run>/i<inc>/beat/<rank>``             changes while the rank works
 ``lr/<run>/i<inc>/out/<seq>/<rank>``        ``OutcomeRecord``
 ``lr/<run>/i<inc>/count/<seq>``             counter of outcomes, a hint
 ``lr/<run>/i<inc>/final/<seq>``             ``FinalRecord``, write-once: the verdict
 ``lr/<run>/i<inc>/done/<seq>``              bell: the verdict is there
+``lr/<run>/i<inc>/rounds/<seq>``            number of gate rounds after the first, for the clean-up
 ==========================================  =======================================================
 """
 
@@ -126,12 +127,14 @@ class GateRecord(msgspec.Struct, frozen=True, kw_only=True):
         epoch: Epoch of the breaker's record that the verdict rests on.
         rank: Who wrote it.
         reason: Why.
+        subject: What the operation is about, as the writer sees it.
         writer: Nonce of this write.
     """
 
     v: int = VERSION
     op: str
     digest: str
+    subject: str = ""
     verdict: str
     epoch: int
     rank: int
@@ -169,6 +172,8 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
         first_rank: Lowest rank with that class; -1 where all went well.
         error: That rank's error.
         detail: That rank's detail, or the lowest worker's where all went well.
+        subject: What the operation is about, as the writer sees it; errors name it alike on every rank.
+        workers: Ranks that had work.
         lost_ranks: Ranks that were silent for too long.
         attempts: Attempts of the rank named.
         writer: Nonce of this write.
@@ -180,6 +185,8 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
     first_rank: int = -1
     error: str = ""
     detail: str = ""
+    subject: str = ""
+    workers: tuple[int, ...] = ()
     lost_ranks: tuple[int, ...] = ()
     attempts: int = 0
     writer: str
@@ -263,7 +270,13 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         """Counter that hands out places in line among the waiters of trip ``generation``."""
         return f"lr/{self.run_id}/waiting/{dependency}/{generation}"
 
-    def joint(self, part: str, seq: int, last: int | None = None) -> str:
-        """Key of a part of joint operation ``seq``; ``last`` is the rank or the round, if any."""
-        prefix = f"lr/{self.run_id}/i{self.incarnation}/{part}/{seq}"
+    def joint(self, part: str, number: int, last: int | None = None) -> str:
+        """Key of a part of joint operations in this incarnation.
+
+        Args:
+            part: Which part.
+            number: The operation's number; for ``arrived`` and ``beat``, the rank.
+            last: The rank or the round, where there is one per rank or round.
+        """
+        prefix = f"lr/{self.run_id}/i{self.incarnation}/{part}/{number}"
         return prefix if last is None else f"{prefix}/{last}"
