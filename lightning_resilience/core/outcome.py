@@ -165,8 +165,8 @@ _CODES = _table({
         "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument "
         "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge "
         "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect "
-        "PreconditionFailed AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound "
-        "ContainerNotFound"
+        "PreconditionFailed "
+        "AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound ContainerNotFound"
     ),
     FailureClass.CAPACITY: "QuotaExceeded XMinioStorageFull XMinioAdminBucketQuotaExceeded",
     FailureClass.AUTH: (
