@@ -22,7 +22,7 @@ LEAKS = {
         "*signal handlers left changed: *SIGUSR1*",
     ),
     "thread": (
-        "import threading as t, time\n    t.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "import threading as t, time; t.Thread(target=time.sleep, args=(60,), daemon=True).start()",
         "*threads still run * s after the test: *Thread*",
     ),
 }
