@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a URL to the client of its storage: one private client per dependency, made anew when asked.
 
-Each attempt asks for the client again, so that an attempt after ``rebuild`` (expired credentials) gets a
-fresh one. Nothing here decides or repeats anything.
+Each attempt asks for the client again, so that an attempt after ``rebuild`` (expired credentials)
+gets a fresh one. Nothing here decides or repeats anything.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Storage:
         self._clients: dict[str, AbstractFileSystem] = {}
 
     def with_options(self, options: Mapping[str, Any] | None) -> Storage:
-        """Return clients for one call that brings options of its own; this one where it brings none."""
+        """Return clients for one call that brings options of its own; this where it has none."""
         if not options:
             return self
         return Storage({**self._options, **options}, spool=self._spool)
@@ -122,7 +122,9 @@ class Storage:
             place.store.publish(staged.path, place.path, token)
             found = place.store.size(place.path)
             if found != staged.size_bytes:
-                message = f"a probe of {staged.size_bytes} bytes was written, {found} bytes are there"
+                message = (
+                    f"a probe of {staged.size_bytes} bytes was written, {found} bytes are there"
+                )
                 raise CheckpointError(message)
             token.raise_if_cancelled()
             place.store.remove(place.path)

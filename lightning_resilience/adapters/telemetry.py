@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events become log lines: one line an event, the same words every time.
 
-Rank 0 speaks at INFO and the others at DEBUG, so that one outage is one story and not one per rank. What
-happens on every save (a gate that lets through, a verdict that all is well) is DEBUG everywhere.
+Rank 0 speaks at INFO and the others at DEBUG, so that one outage is one story and not one per rank.
+What happens on every save (a gate that lets through, a verdict that all is well) is DEBUG
+everywhere.
 
-Nothing is set up at import. A program that has configured logging sees our lines where it put them; for one
-that has not, :func:`audible` attaches a handler for as long as a run lasts, as Lightning does for its own
-lines, because a job that waits for storage without a word looks like a job that hangs.
+Nothing is set up at import. A program that has configured logging sees our lines where it put them;
+for one that has not, :func:`audible` attaches a handler for as long as a run lasts, as Lightning
+does for its own lines, because a job that waits for storage without a word looks like a job that
+hangs.
 """
 
 from __future__ import annotations

@@ -159,8 +159,8 @@ def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = 
 def report_of(error: BaseException, *, rank: int, outcome: Outcome) -> OutcomeRecord:
     """Make the report of a part that ended with ``error``.
 
-    What a guarded call raises says how its last attempt ended; that, and not the giving up, is the first
-    cause.
+    What a guarded call raises says how its last attempt ended; that, and not the giving up, is the
+    first cause.
 
     Args:
         error: What the part raised.

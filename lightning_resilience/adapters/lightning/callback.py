@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The callback that a user adds to a ``Trainer``.
 
-It checks its options when it is made, sets everything up in ``setup`` (the process group is up by then, and
-checkpoint callbacks are set up after it), and everything is put back at the strategy's ``teardown``, also after
-an exception.
+It checks its options when it is made, sets everything up in ``setup`` (the process group is up by
+then, and checkpoint callbacks are set up after it), and everything is put back at the strategy's
+``teardown``, also after an exception.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning_resilience.adapters.lightning import namespaces
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
@@ -65,14 +65,14 @@ _Callback: Any = type("_Callback", namespaces.callback_bases(), {})
 class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on what is installed
     """Keeps training alive while its checkpoint storage is ill, without making that worse.
 
-    Saves, removals and ``ModelCheckpoint``'s questions to storage become joint operations: all ranks
-    take the same decision at the same point. While storage is ill, rank 0 waits behind a circuit
-    breaker, and the other ranks wait on the shared store instead of in a collective, so an outage may
-    last longer than the process group's timeout. A checkpoint is believed only once storage reports its
-    size.
+    Saves, removals and ``ModelCheckpoint``'s questions to storage become joint operations: all
+    ranks take the same decision at the same point. While storage is ill, rank 0 waits behind a
+    circuit breaker, and the other ranks wait on the shared store instead of in a collective, so an
+    outage may last longer than the process group's timeout. A checkpoint is believed only once
+    storage reports its size.
 
-    Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another strategy it
-    says so and changes nothing.
+    Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
+    strategy it says so and changes nothing.
 
     Args:
         retry: A ``RetryPolicy``, or a mapping of its options.
@@ -80,21 +80,21 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
         on_outage: What a save does while storage is ill. ``wait`` (default) waits for it up to
             ``deadline_s``; ``fail`` raises the same error on all ranks.
-        on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries until
-            ``joint_timeout_s`` and then raises; ``raise`` does so at once.
-        store: The store that all ranks share: a URL ``tcp://host:port``, a ``torch.distributed.Store``, or
-            None for the server behind the default process group.
-        run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a fresh
-            one.
+        on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
+            until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
+        store: The store that all ranks share: a URL ``tcp://host:port``, a
+            ``torch.distributed.Store``, or None for the server behind the default process group.
+        run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
+            fresh one.
         storage_options: Options of the fsspec filesystem; merged with ours, not replaced.
-        classify: Names the failure class of an exception (``transient``, ``permanent``, …), or returns None
-            for the default.
+        classify: Names the failure class of an exception (``transient``, ``permanent``, …), or
+            returns None for the default.
         spool_dir: Parent of the node's directory for staged files. None takes
             ``LIGHTNING_RESILIENCE_SPOOL_DIR``, ``TMPDIR`` or ``/var/tmp``.
 
     Raises:
-        ConfigError: An option is unknown, out of range, or contradicts another; also in ``setup``, before
-            training starts, where that needs the Trainer.
+        ConfigError: An option is unknown, out of range, or contradicts another; also in ``setup``,
+            before training starts, where that needs the Trainer.
 
     Example::
 
@@ -144,7 +144,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the options, with nothing running."""
         self._forget()
-        vars(self).update(state)
+        self.__dict__.update(state)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -159,17 +159,22 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             raise ConfigError(message)
         if not namespaces.writes_on_rank_zero(trainer):
             _log.warning(
-                "ResilienceCallback does not cover %s, whose ranks all write checkpoints: it changes "
-                "nothing in this run. It covers strategies in which rank 0 writes (single device, DDP).",
+                "ResilienceCallback does not cover %s, whose ranks all write checkpoints: it "
+                "changes nothing in this run. It covers strategies in which rank 0 writes (single "
+                "device, DDP).",
                 type(trainer.strategy).__name__,
             )
             return
         if trainer.is_global_zero:
             self._audible.enter_context(audible())
-        # Order: from here on strategy.teardown puts back what has been done, whatever fails.
-        self._session = self._open_session(trainer, environment)
-        hook_strategy(trainer.strategy, self._session, self._patches, at_end=self._close)
-        hook_checkpoint_callbacks(trainer, self._session, self._patches)
+        try:
+            self._session = self._open_session(trainer, environment)
+            hook_strategy(trainer.strategy, self._session, self._patches, at_end=self._close)
+            hook_checkpoint_callbacks(trainer, self._session, self._patches)
+        except BaseException:
+            # Order: strategy.teardown puts back what has been done, but only once it is hooked.
+            self._close()
+            raise
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Let the checkpoints that others save on an exception have their waits."""
@@ -180,8 +185,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     def breaker_report(self) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker.
 
-        While ``fit`` runs, the shared records are read anew; afterwards, this is what they were at its
-        end.
+        While ``fit`` runs, the shared records are read anew; afterwards, this is what they were at
+        its end.
 
         Returns:
             Reports by dependency and operation class, for example ``s3://bucket:write``.
@@ -197,19 +202,17 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def _open_session(self, trainer: Any, environment: Environment) -> Session:
         timeout_s = namespaces.process_group_timeout_s(trainer)
-        check_relations(
-            self._retry, self._breaker, self._joint, process_group_timeout_s=timeout_s
-        )
-        rank, world_size = trainer.global_rank, trainer.world_size
+        check_relations(self._retry, self._breaker, self._joint, process_group_timeout_s=timeout_s)
+        rank = trainer.global_rank
         dice = SystemDice(rank=rank)
-        # The one collective of ours, here where Lightning has some too: keys of an earlier start of the
-        # same run are still in the launcher's store, and all ranks have to leave them alone.
+        # The one collective of ours, here where Lightning has some too: keys of an earlier start of
+        # the same run are still in the launcher's store, and all ranks have to leave them alone.
         fresh: tuple[str, str] = trainer.strategy.broadcast((dice.nonce(), dice.nonce()))
         run_id = self._run_id or environment.run_id or fresh[0]
         store = self._store if self._store is not None else environment.store
         self._termination = Termination(trainer, self._patches)
         driver = Driver(
-            store=open_store(store, world_size=world_size, timeout_s=_STORE_TIMEOUT_S),
+            store=open_store(store, world_size=trainer.world_size, timeout_s=_STORE_TIMEOUT_S),
             clock=SystemClock(),
             dice=dice,
             sink=LoggingSink(rank=rank),
@@ -217,7 +220,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             adopt=adopt_device,
         )
         return Session(
-            member=self._member(Keys(run_id=run_id, incarnation=fresh[1]), rank, world_size, timeout_s),
+            member=self._member(
+                Keys(run_id=run_id, incarnation=fresh[1]), trainer, timeout_s=timeout_s
+            ),
             policy=Policy(
                 retry=self._retry,
                 breaker=self._breaker,
@@ -230,12 +235,12 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             ),
         )
 
-    def _member(self, keys: Keys, rank: int, world_size: int, timeout_s: float) -> Member:
+    def _member(self, keys: Keys, trainer: Any, *, timeout_s: float) -> Member:
         joint_timeout_s = self._joint.timeout_s(process_group_timeout_s=timeout_s)
         return Member(
             keys=keys,
-            rank=rank,
-            world_size=world_size,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
             timeout_s=joint_timeout_s,
             beat_s=self._joint.beat_s(process_group_timeout_s=timeout_s),
             on_outage=self._joint.on_outage,
@@ -259,7 +264,7 @@ def _with_words(
 ) -> JointConfig:
     words = {"on_outage": on_outage, "on_store_loss": on_store_loss}
     given = {name: word for name, word in words.items() if word is not None}
-    return replace(joint, **given) if given else joint
+    return replace(joint, **cast("dict[str, Any]", given))
 
 
 def _spool(option: str | None, environment: Environment, run_id: str) -> str:

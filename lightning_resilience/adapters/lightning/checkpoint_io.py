@@ -2,19 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """How one checkpoint gets into storage: staged, published, and verified.
 
-For Lightning's stock ``TorchCheckpointIO``, which opens an unguarded filesystem of its own on every call and
-holds a second copy of the checkpoint in memory, the writing is ours: the same file format, streamed into a
-staged file. A user's own ``CheckpointIO`` keeps its format and is called as a whole; afterwards the storage
-is asked whether the checkpoint is there.
+For Lightning's stock ``TorchCheckpointIO``, which opens an unguarded filesystem of its own on every
+call and holds a second copy of the checkpoint in memory, the writing is ours: the same file format,
+streamed into a staged file. A user's own ``CheckpointIO`` keeps its format and is called as a
+whole; afterwards the storage is asked whether the checkpoint is there.
 
-One object is one save; ``attempt`` is what the guard repeats. A complete staged file is kept for the next
-attempt. An attempt that was abandoned may still be running: it works on names of its own, and its token keeps
-it from publishing.
+One object is one save; ``attempt`` is what the guard repeats. A complete staged file is kept for
+the next attempt. An attempt that was abandoned may still be running: it works on names of its own,
+and its token keeps it from publishing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from lightning_resilience.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.staging import StagedWriter
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.ports import CancelToken
 
@@ -60,7 +61,9 @@ class StagedSave:
             OSError: What the filesystem or the storage raised.
         """
         place = self._storage.place(self._url)
-        staged = self._staged or self._stage(place.store.staging_path(place.path, self._nonce()), token)
+        staged = self._staged or self._stage(
+            place.store.staging_path(place.path, self._nonce()), token
+        )
         # A rename uses the staged file up, so it is not there for another attempt.
         self._staged = None if place.store.is_local else staged
         place.store.publish(staged.path, place.path, token)
@@ -73,7 +76,10 @@ class StagedSave:
 
     def _stage(self, name: str, token: CancelToken) -> Staged:
         self._names.append(name)
-        return stage(lambda file: torch.save(self._checkpoint, file), name, token)
+        return stage(self._write, name, token)
+
+    def _write(self, file: StagedWriter) -> None:
+        torch.save(self._checkpoint, cast("IO[bytes]", file))
 
     def close(self) -> None:
         """Remove all staged files."""

@@ -1,10 +1,11 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on checkpoint callbacks: their questions to storage become joint, their bookkeeping stays true.
+"""Hooks on checkpoint callbacks: joint questions to storage, and bookkeeping that stays true.
 
-``ModelCheckpoint`` asks storage on rank 0 and then enters a collective, in which the other ranks already wait:
-while rank 0 waits out an outage, their process-group timeout runs. So each such question is answered jointly
-*before* the collective, and the collective is left out, because all ranks have the answer.
+``ModelCheckpoint`` asks storage on rank 0 and then enters a collective, in which the other ranks
+already wait: while rank 0 waits out an outage, their process-group timeout runs. So each such
+question is answered jointly *before* the collective, and the collective is left out, because all
+ranks have the answer.
 
 =============================  ====================================================================
 hook                           why
@@ -61,9 +62,7 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         patches.replace(callback, "on_exception", partial(_on_exception, callback.on_exception))
         if not is_model_checkpoint(callback):
             continue
-        patches.replace(
-            callback, "setup", partial(_set_up, callback, callback.setup, session)
-        )
+        patches.replace(callback, "setup", partial(_set_up, callback, callback.setup, session))
         patches.replace(callback, "file_exists", partial(_file_exists, session))
         patches.replace(
             callback, "_link_checkpoint", partial(_link, type(callback)._link_checkpoint, session)
@@ -72,7 +71,7 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
             patches.replace(callback, name, partial(_keep_books, callback, getattr(callback, name)))
 
 
-def _set_up(
+def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
     callback: Any,
     inner: Callable[..., None],
     session: Session,
@@ -107,7 +106,9 @@ def _list(callback: Any, session: Session, directory: str) -> None:
             raise
         # It serves a warning about a directory that is not empty, and roles that may write but not
         # list are common; the verdict is shared, so all ranks go on.
-        _log.warning("%s could not be listed, so whether it is empty is unknown: %s", directory, error)
+        _log.warning(
+            "%s could not be listed, so whether it is empty is unknown: %s", directory, error
+        )
 
 
 def _file_exists(session: Session, filepath: str | os.PathLike[str], trainer: Any) -> bool:
@@ -115,7 +116,7 @@ def _file_exists(session: Session, filepath: str | os.PathLike[str], trainer: An
     return session.exists(os.fspath(filepath))
 
 
-def _link(
+def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
     inner: Callable[..., None], session: Session, trainer: Any, filepath: str, linkpath: str
 ) -> None:
     del trainer
@@ -147,15 +148,17 @@ def _keep_books(callback: Any, inner: Callable[..., None], *args: Any, **kwargs:
         raise
 
 
-def _on_exception(
+def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
     inner: Callable[..., None], trainer: Any, pl_module: Any, exception: BaseException
 ) -> None:
     if isinstance(exception, ResilienceError):
-        _note(exception, "No checkpoint was saved on this exception: the storage is what it is about.")
+        _note(
+            exception, "No checkpoint was saved on this exception: the storage is what it is about."
+        )
         return
     try:
         inner(trainer, pl_module, exception)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - noted; the exception that led here goes on
         _note(exception, f"Saving a checkpoint on this exception failed as well: {error!r}")
         _log.warning("saving a checkpoint on an exception failed", exc_info=error)
 

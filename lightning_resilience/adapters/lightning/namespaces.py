@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every name of Lightning that is private, or that exists once per distribution.
 
-Lightning is published twice, as ``lightning`` and as ``pytorch_lightning``, with two class hierarchies
-that know nothing of each other. So nothing here compares classes of one with objects of the other:
-objects are recognised by the name and the home of their class, and what is needed of a distribution is
-imported from the one that the Trainer at hand belongs to.
+Lightning is published twice, as ``lightning`` and as ``pytorch_lightning``, with two class
+hierarchies that know nothing of each other. So nothing here compares classes of one with objects of
+the other: objects are recognised by the name and the home of their class, and what is needed of a
+distribution is imported from the one that the Trainer at hand belongs to.
 
 This is the one file that a release of Lightning can break.
 """
@@ -103,7 +103,7 @@ def is_stock_io(checkpoint_io: object) -> bool:
 
 
 def is_wrapping_io(checkpoint_io: object) -> bool:
-    """Tell whether this passes checkpoints on to another one, maybe later (``AsyncCheckpointIO``)."""
+    """Tell whether this passes checkpoints on, maybe later (``AsyncCheckpointIO``)."""
     return _is_named(checkpoint_io, "_WrappingCheckpointIO")
 
 
@@ -129,6 +129,6 @@ def writes_on_rank_zero(trainer: Any) -> bool:
 
 
 def process_group_timeout_s(trainer: Any) -> float:
-    """Return the timeout of the strategy's process group in seconds; torch's default without one."""
+    """Return the timeout of the process group in seconds; torch's default without one."""
     timeout = getattr(trainer.strategy, "_timeout", None)
     return _DEFAULT_TIMEOUT_S if timeout is None else float(timeout.total_seconds())

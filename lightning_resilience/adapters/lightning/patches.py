@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attributes that are replaced on an object, and put back.
 
-Only instances are touched, never classes: another Trainer in the same process sees nothing of it. What was
-set on the instance before is set again, and what was not is removed, in the reverse order.
+Only instances are touched, never classes: another Trainer in the same process sees nothing of it.
+What was set on the instance before is set again, and what was not is removed, in the reverse order.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that one rank needs for one ``fit``: store, driver, breakers, and joint operations.
 
-Made in ``setup``, when the process group is up, and closed at the strategy's ``teardown``. Every method that
-is a joint operation must be called on all ranks in the same order, as Lightning calls ``save_checkpoint`` and
-the like; the session counts them, and lock-step gives every rank the same numbers.
+Made in ``setup``, when the process group is up, and closed at the strategy's ``teardown``. Every
+method that is a joint operation must be called on all ranks in the same order, as Lightning calls
+``save_checkpoint`` and the like; the session counts them, and lock-step gives every rank the same
+numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished, CheckpointRemoved
 from lightning_resilience.core.joint import error_of, report_of, unavailable_error
@@ -33,7 +33,7 @@ from lightning_resilience.protocols.probe import Patience
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.adapters.lightning.checkpoint_io import ForeignSave
+    from lightning_resilience.adapters.lightning.checkpoint_io import ForeignSave, StagedSave
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.core.breaker import BreakerConfig
     from lightning_resilience.core.outcome import Outcome
@@ -79,12 +79,13 @@ class Policy:
 
     retry: RetryPolicy
     breaker: BreakerConfig
-    classify: Callable[[BaseException], Outcome]
+    classify: Callable[..., Outcome]
 
 
 def adopt_device() -> Callable[[], None]:
     """Return what another thread has to run to work on this thread's CUDA device."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    # Asking for the device of a process that does not use CUDA would make it use CUDA.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch has no types here
         return partial(torch.cuda.set_device, torch.cuda.current_device())
     return lambda: None
 
@@ -104,9 +105,7 @@ class Session:
         storage: Clients of storage.
     """
 
-    def __init__(
-        self, *, member: Member, policy: Policy, driver: Driver, storage: Storage
-    ) -> None:
+    def __init__(self, *, member: Member, policy: Policy, driver: Driver, storage: Storage) -> None:
         self.member = member
         self.driver = driver
         self.storage = storage
@@ -209,7 +208,7 @@ class Session:
 
     def _part(self, circuit: Circuit, call: GuardedCall) -> Part:
         def report(error: BaseException) -> Any:
-            outcome = self._policy.classify(error)
+            outcome = call.patience.classify(error)
             return report_of(error, rank=self.member.rank, outcome=outcome)
 
         def detail(done: Guarded) -> str:
@@ -254,9 +253,7 @@ class Session:
                 "begin", seq=self._seq, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
             )
 
-        persistence = Persistence(
-            op="begin", patience_s=member.store_patience_s, error=unavailable
-        )
+        persistence = Persistence(op="begin", patience_s=member.store_patience_s, error=unavailable)
         return self.driver.run(with_persistence(protocol, persistence))
 
     def _patience(self, url: str, kind: str) -> Patience:
@@ -264,7 +261,7 @@ class Session:
         chunk = chunk_s(joint_timeout_s=self.member.timeout_s)
         return Patience(
             probe=self._probe(directory, kind),
-            classify=self._policy.classify,
+            classify=partial(self._policy.classify, reading=kind == "read"),
             when_open="raise" if self.member.on_outage == "fail" else "wait",
             chunk_s=chunk,
             voice_s=_VOICE_S if self.member.rank == 0 else chunk,

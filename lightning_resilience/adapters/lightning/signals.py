@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGTERM while a rank waits.
 
-Lightning's own handler runs a broadcast *inside the handler*: a rank that gets the signal alone, or while the
-others wait somewhere else, hangs there until the process group's timeout. It is replaced by one that sets
-Lightning's flag and forwards the signal to the launcher's children as the original does, and leaves the
-collective out. Handlers that were there before Lightning's are chained by Lightning as before.
+Lightning's own handler runs a broadcast *inside the handler*: a rank that gets the signal alone, or
+while the others wait somewhere else, hangs there until the process group's timeout. It is replaced
+by one that sets Lightning's flag and forwards the signal to the launcher's children as the original
+does, and leaves the collective out. Handlers that were there before Lightning's are chained by
+Lightning as before.
 
-A wait looks at the flag several times a second and ends with Lightning's own exception for it, once: what is
-saved on that exception may wait again.
+A wait looks at the flag several times a second and ends with Lightning's own exception for it,
+once: what is saved on that exception may wait again.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hooks on the strategy: save and remove become joint operations, and ``teardown`` puts all back.
 
-They sit on the strategy and not in the ``CheckpointIO``, because Lightning calls the latter on rank 0 alone in
-places where no other rank takes part (launchers and tuners, for their temporary files). They sit on the
-*instance*, from ``setup`` on: a patched instance could not be sent to a spawned process.
+They sit on the strategy and not in the ``CheckpointIO``, because Lightning calls the latter on rank
+0 alone in places where no other rank takes part (launchers and tuners, for their temporary files).
+They sit on the *instance*, from ``setup`` on: a patched instance could not be sent to a spawned
+process.
 
-``teardown`` of the strategy is what Lightning runs at every end, also after an exception; the ``teardown``
-hooks of callbacks are not called then.
+``teardown`` of the strategy is what Lightning runs at every end, also after an exception; the
+``teardown`` hooks of callbacks are not called then.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def hook_strategy(
     patches.replace(strategy, "teardown", torn_down)
 
 
-def _save(
+def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
     strategy: Any,
     session: Session,
     checkpoint: dict[str, Any],
