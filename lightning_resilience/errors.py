@@ -15,7 +15,6 @@
     ├── InvalidTransitionError             a bug of ours
     └── StoreError
         ├── StoreUnavailableError          their fault: the shared store did not answer
-        ├── ConflictError                  internal; never leaves the runtime
         └── CorruptRecordError             a record that does not decode
 
 The class says whose fault it is; the text says what happened, on which rank, with the numbers, and
@@ -32,7 +31,6 @@ __all__ = [
     "CheckpointError",
     "CircuitOpenError",
     "ConfigError",
-    "ConflictError",
     "CorruptRecordError",
     "InvalidTransitionError",
     "JointError",
@@ -54,7 +52,9 @@ class ResilienceError(Exception):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _rebuild(kind: type[ResilienceError], args: tuple[Any, ...], state: dict[str, Any]) -> ResilienceError:
+def _rebuild(
+    kind: type[ResilienceError], args: tuple[Any, ...], state: dict[str, Any]
+) -> ResilienceError:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(state)
@@ -77,6 +77,10 @@ class CircuitOpenError(ResilienceError):
         retry_after_s: Seconds until the next probe at the earliest, if known.
         epoch: Epoch of the breaker's record that refused the call.
         reason: Why the circuit is open.
+
+    Attributes:
+        attempts: Attempts that were made before the circuit refused another.
+        last_error: One line about the last of them, empty where none was made.
     """
 
     def __init__(
@@ -93,6 +97,8 @@ class CircuitOpenError(ResilienceError):
         self.retry_after_s = retry_after_s
         self.epoch = epoch
         self.reason = reason
+        self.attempts = 0
+        self.last_error = ""
 
 
 class RetriesExhaustedError(ResilienceError):
@@ -102,12 +108,24 @@ class RetriesExhaustedError(ResilienceError):
         message: What happened.
         attempts: Attempts made, the first included.
         reason: Why no further attempt is made.
+        failure: Failure class of the last attempt (see ``core.outcome``).
+        last_error: One line about the last attempt's failure.
     """
 
-    def __init__(self, message: str, *, attempts: int = 0, reason: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        attempts: int = 0,
+        reason: str = "",
+        failure: str = "",
+        last_error: str = "",
+    ) -> None:
         super().__init__(message)
         self.attempts = attempts
         self.reason = reason
+        self.failure = failure
+        self.last_error = last_error
 
 
 class JointError(ResilienceError):
@@ -152,7 +170,7 @@ class JointUnavailableError(JointError):
         lost_ranks: Ranks that did not answer, as far as this rank knows.
     """
 
-    def __init__(  # noqa: PLR0913 - the arguments of the base class and one more
+    def __init__(
         self,
         message: str,
         *,
@@ -187,10 +205,6 @@ class StoreError(ResilienceError):
 
 class StoreUnavailableError(StoreError):
     """The shared store did not answer. It may have executed the operation all the same."""
-
-
-class ConflictError(StoreError):
-    """A compare-and-set loop lost too often. Internal: never leaves the runtime."""
 
 
 class CorruptRecordError(StoreError):

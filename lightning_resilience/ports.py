@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the runtime needs from the world: five small protocols.
 
-Core and protocols never see these; the driver turns effects into calls of them. Every implementation
-passes the abstract contract test of its port (``tests/contracts``).
+Core and protocols never see these; the driver turns effects into calls of them. Every
+implementation passes the abstract contract test of its port (``tests/contracts``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class SharedStore(Protocol):
 
     Keys are text, values are bytes. An operation that cannot be answered raises
     ``StoreUnavailableError``, and may have been executed all the same. Any thread may call; one
-    connection is used, and no operation but ``wait_for`` blocks for longer than the store's timeout.
+    connection is used, and no operation but ``wait_for`` blocks for longer than the store's
+    timeout.
     """
 
     def get(self, key: str) -> bytes | None:
@@ -127,7 +128,7 @@ class ObjectStore(Protocol):
     """Storage for whole checkpoint files: staged, published at once, and verified."""
 
     def staging_path(self, path: str, nonce: str) -> str:
-        """A local file name to stage ``path`` under: beside it, or in the node's spool directory."""
+        """A local file name to stage ``path`` under: beside it, or in the spool directory."""
         ...
 
     def publish(self, staged_path: str, path: str, token: CancelToken) -> None:

@@ -3,8 +3,9 @@
 """Facts, in the past tense, that protocols report.
 
 An event is a frozen value with a stable name (its class) and stable keys (its fields). Core and
-protocols never log: they emit events, and a sink (``adapters.telemetry``) turns them into log lines.
-Each branch that "should never be forgotten" emits one, so that a test can point at it by name.
+protocols never log: they emit events, and a sink (``adapters.telemetry``) turns them into log
+lines. Each branch that "should never be forgotten" emits one, so that a test can point at it by
+name.
 
 Durations are seconds; instants do not occur, because an event may be read on another host.
 """

@@ -6,9 +6,9 @@ A protocol is a generator. It *yields* an effect and is *sent* the result, or ha
 in. So a protocol holds the loops and the order, and does no I/O: the blocking driver
 (``runtime.driver``) and the simulator run the same generators.
 
-===================  =========================================  ==========================================
+===================  =========================================  ====================================
 effect               is sent                                    may have thrown in
-===================  =========================================  ==========================================
+===================  =========================================  ====================================
 ``Get``              the value, or None                         ``StoreUnavailableError``
 ``MultiGet``         a list of values or None                   ``StoreUnavailableError``
 ``Set``              None                                       ``StoreUnavailableError``
@@ -22,7 +22,7 @@ effect               is sent                                    may have thrown 
 ``Nonce``            a text that nobody else uses               —
 ``Call``             what ``work`` returned                     what it raised, ``CallTimeoutError``
 ``Emit``             None                                       —
-===================  =========================================  ==========================================
+===================  =========================================  ====================================
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class Call:
     """Run foreign code.
 
     Without a timeout ``work`` runs inline and cannot be abandoned. With one it runs in a daemon
-    thread; after ``timeout_s`` seconds without a mark of progress its cancel token is set, its result
-    is discarded and ``CallTimeoutError`` is thrown into the protocol.
+    thread; after ``timeout_s`` seconds without a mark of progress its cancel token is set, its
+    result is discarded and ``CallTimeoutError`` is thrown into the protocol.
     """
 
     work: Callable[[CancelToken], Any]
@@ -166,7 +166,19 @@ class Emit:
 
 
 Effect: TypeAlias = (
-    Get | MultiGet | Set | Delete | CompareAndSet | Add | WaitFor | Sleep | Now | Draw | Nonce | Call | Emit
+    Get
+    | MultiGet
+    | Set
+    | Delete
+    | CompareAndSet
+    | Add
+    | WaitFor
+    | Sleep
+    | Now
+    | Draw
+    | Nonce
+    | Call
+    | Emit
 )
 
 T = TypeVar("T")

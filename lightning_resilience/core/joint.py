@@ -1,0 +1,287 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What all ranks decide together: the gate's verdict before, and the final verdict after.
+
+A joint operation is one save, removal or load that every rank enters with the same sequence number,
+because training is lock-step. Two decisions are taken for all ranks:
+
+1. **the gate**: the first to arrive decides from the breaker, and everybody reads the same;
+2. **the verdict**: from the outcomes of the ranks that had work. The most severe class wins, ties
+   go to the lowest rank, and a rank that was silent for too long is ``lost``. It is written once;
+   later reports change nothing.
+
+Both are written by one compare-and-set, so this module never needs to know who else is deciding.
+
+Silence counts, not duration: a rank is lost when its ``arrived`` or ``beat`` key has not *changed*
+for ``joint_timeout_s`` on the observer's clock, so that a long save in progress never is.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from lightning_resilience.core.breaker import BreakerState, passes
+from lightning_resilience.core.outcome import SEVERITY, FailureClass
+from lightning_resilience.core.records import FinalRecord, OutcomeRecord
+from lightning_resilience.core.validation import check_choice, check_less, check_seconds, option
+from lightning_resilience.errors import JointError, JointUnavailableError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lightning_resilience.core.records import BreakerRecord, GateRecord
+
+
+__all__ = [
+    "GateDecision",
+    "GateVerdict",
+    "JointConfig",
+    "conflict_error",
+    "decide_final",
+    "decide_gate",
+    "error_of",
+    "unavailable_error",
+]
+
+_PROCESS_GROUP_SHARE = 0.8
+_BEATS_PER_TIMEOUT = 4
+_LONGEST_BEAT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointConfig:
+    """How ranks wait for each other.
+
+    Args:
+        joint_timeout_s: Silence after which a rank is taken for lost, in seconds, > 0. None takes
+            0.8 × the process group's timeout: long enough for a slow rank, and short enough to
+            leave before the process group's watchdog does.
+        joint_beat_s: How often a working rank shows that it lives, in seconds, > 0. None takes
+            min(5, ``joint_timeout_s`` / 4).
+        on_outage: What a save does while storage is ill: ``wait`` for it, or ``fail`` on all ranks.
+        on_store_loss: What a rank does that cannot reach the shared store: ``wait`` until
+            ``joint_timeout_s`` and then raise, or ``raise`` at once.
+
+    Raises:
+        ConfigError: An option is out of range or contradicts another.
+    """
+
+    joint_timeout_s: float | None = option(
+        None, why="0.8 × the process group's timeout: leaves before its watchdog"
+    )
+    joint_beat_s: float | None = option(None, why="min(5, a quarter of `joint_timeout_s`)")
+    on_outage: str = option("wait", why="no checkpoint is lost; `fail` ends the job on all ranks")
+    on_store_loss: str = option("wait", why="until `joint_timeout_s`; `raise` at once")
+
+    def __post_init__(self) -> None:
+        for name in ("joint_timeout_s", "joint_beat_s"):
+            if getattr(self, name) is not None:
+                check_seconds(name, getattr(self, name))
+        check_choice("on_outage", self.on_outage, choices=("wait", "fail"))
+        check_choice("on_store_loss", self.on_store_loss, choices=("wait", "raise"))
+        if self.joint_timeout_s is not None and self.joint_beat_s is not None:
+            check_less(
+                ("joint_beat_s", self.joint_beat_s),
+                ("joint_timeout_s", self.joint_timeout_s),
+                why="a rank that works would be taken for lost between two beats",
+            )
+
+    def timeout_s(self, *, process_group_timeout_s: float) -> float:
+        """Return ``joint_timeout_s``, or what it is by default for this process group."""
+        if self.joint_timeout_s is not None:
+            return self.joint_timeout_s
+        return _PROCESS_GROUP_SHARE * process_group_timeout_s
+
+    def beat_s(self, *, process_group_timeout_s: float) -> float:
+        """Return ``joint_beat_s``, or what it is by default for this process group."""
+        if self.joint_beat_s is not None:
+            return self.joint_beat_s
+        timeout_s = self.timeout_s(process_group_timeout_s=process_group_timeout_s)
+        return min(_LONGEST_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT)
+
+
+class GateVerdict(str, enum.Enum):
+    """What all ranks do next."""
+
+    PROCEED = "proceed"
+    WAIT = "wait"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateDecision:
+    """A verdict and why."""
+
+    verdict: GateVerdict
+    reason: str
+
+
+def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = "") -> GateDecision:
+    """Decide a round of the gate.
+
+    PROCEED may rest on an old view, because the work is guarded all the same; ``FAIL`` needs a
+    record that was read after arrival, and the caller sees to that.
+
+    Args:
+        record: The breaker's record, or None where the operation has no shared dependency.
+        on_outage: ``wait`` or ``fail``.
+        expired: Why the caller will not wait any longer, empty while it will.
+
+    Returns:
+        The verdict for all ranks.
+    """
+    if record is None or passes(record):
+        return GateDecision(verdict=GateVerdict.PROCEED, reason="the circuit lets calls through")
+    why = f"the circuit is {record.state} since epoch {record.epoch}: {record.reason}"
+    if expired:
+        return GateDecision(verdict=GateVerdict.FAIL, reason=expired)
+    if on_outage == "fail":
+        return GateDecision(verdict=GateVerdict.FAIL, reason=why)
+    if record.state == BreakerState.FORCED_OPEN.value:
+        return GateDecision(
+            verdict=GateVerdict.WAIT, reason=f"{why}; an operator has to release it"
+        )
+    return GateDecision(verdict=GateVerdict.WAIT, reason=why)
+
+
+def decide_final(
+    terms: FinalRecord,
+    outcomes: Sequence[OutcomeRecord],
+    *,
+    lost_ranks: Sequence[int] = (),
+    silent_s: float = 0.0,
+) -> FinalRecord:
+    """Merge the outcomes of all ranks that had work into one verdict.
+
+    Args:
+        terms: The record to complete: it says what the operation is, who works, and who writes.
+        outcomes: What the workers reported.
+        lost_ranks: Workers that reported nothing and were silent for too long.
+        silent_s: For how long, in seconds.
+
+    Returns:
+        The verdict: the most severe failure, ties to the lowest rank; or success with the lowest
+        worker's detail.
+    """
+    reports = list(outcomes)
+    for rank in lost_ranks:
+        error = f"rank {rank} gave no sign of life for {silent_s:.1f} s"
+        reports.append(OutcomeRecord(rank=rank, failure=FailureClass.LOST.value, error=error))
+    if not reports:
+        return terms
+    first = min(reports, key=lambda report: (_severity(report.failure), report.rank))
+    return msgspec.structs.replace(
+        terms,
+        failure=first.failure,
+        first_rank=first.rank if first.failure else -1,
+        error=first.error,
+        detail=first.detail,
+        lost_ranks=tuple(sorted(lost_ranks)),
+        attempts=first.attempts,
+    )
+
+
+def _severity(failure: str) -> int:
+    if not failure:
+        return len(SEVERITY)
+    return SEVERITY.index(FailureClass(failure))
+
+
+_ADVICE = {
+    FailureClass.CANCELLED: "It was interrupted; nothing is wrong with the storage.",
+    FailureClass.PERMANENT: "Mend the cause (rights, bucket, path), then start again.",
+    FailureClass.CAPACITY: "Free space or raise the quota, then start again.",
+    FailureClass.AUTH: "Renew the credentials, then start again.",
+    FailureClass.UNKNOWN: "If this failure is known to pass, say so with a classifier (classify=).",
+    FailureClass.LOST: "Look at that rank's log first: it hung, died, or never came.",
+}
+_ADVICE_OTHERWISE = (
+    "The storage was ill for longer than the policy allows; see deadline_s and on_outage."
+)
+
+
+def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
+    """Return the error that every rank raises for a verdict, or None where all went well.
+
+    The text depends on the shared record only, so it is the same on every rank.
+
+    Args:
+        final: The verdict.
+        seq: Sequence number of the operation.
+    """
+    if not final.failure:
+        return None
+    failure = FailureClass(final.failure)
+    others = ""
+    if len(final.lost_ranks) > 1:
+        others = f" Silent ranks: {', '.join(map(str, final.lost_ranks))}."
+    attempts = (
+        f" after {final.attempts} attempt{'s' if final.attempts > 1 else ''}"
+        if final.attempts
+        else ""
+    )
+    message = (
+        f"{final.op} of {final.subject} failed on all ranks (joint operation {seq}). "
+        f"First cause, {failure.value}, on rank {final.first_rank}{attempts}: "
+        f"{final.error}.{others} {_ADVICE.get(failure, _ADVICE_OTHERWISE)}"
+    )
+    return JointError(
+        message, op=final.op, seq=seq, outcome=failure.value, first_rank=final.first_rank
+    )
+
+
+def conflict_error(
+    found: GateRecord, *, op: str, digest: str, seq: int, rank: int
+) -> JointError | None:
+    """Return the error for two different operations at the same number, or None where they are one.
+
+    Args:
+        found: The gate's record.
+        op: What this rank is about to do.
+        digest: Digest of its arguments.
+        seq: Sequence number.
+        rank: This rank.
+    """
+    if (found.op, found.digest) == (op, digest):
+        return None
+    if found.op != op:
+        difference = f"rank {found.rank} does {found.op!r}, rank {rank} does {op!r}"
+    else:
+        difference = f"ranks {found.rank} and {rank} both do {op!r}, with different arguments"
+    message = (
+        f"The ranks are not in lock-step at joint operation {seq}: {difference}. "
+        "Every rank has to call save_checkpoint and the like, in the same order; a call "
+        "under `if trainer.is_global_zero` is the usual reason."
+    )
+    return JointError(
+        message,
+        op=op,
+        seq=seq,
+        outcome=FailureClass.PERMANENT.value,
+        first_rank=min(found.rank, rank),
+    )
+
+
+def unavailable_error(
+    op: str, *, seq: int, rank: int, lost_for_s: float, cause: str
+) -> JointUnavailableError:
+    """Return the error of a rank that cannot learn the verdict.
+
+    Args:
+        op: Name of the operation.
+        seq: Sequence number.
+        rank: This rank.
+        lost_for_s: For how long the store has not answered, in seconds.
+        cause: The store's last error.
+    """
+    message = (
+        f"Rank {rank} could not learn how {op} (joint operation {seq}) ended: the shared store has "
+        f"not answered for {lost_for_s:.1f} s ({cause}). The other ranks name this rank as lost. "
+        "Look at the host of the rendezvous store, and at the network between it and this host."
+    )
+    return JointUnavailableError(message, op=op, seq=seq, first_rank=rank, lost_ranks=(rank,))

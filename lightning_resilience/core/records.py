@@ -1,0 +1,283 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that is stored in the shared store: keys and records.
+
+Records are small JSON objects, strictly typed, with a version first: ``{"v":1,…}``. Fields are
+written in the order of the struct; an unknown version is a ``CorruptRecordError``, unknown fields
+are ignored (so a newer minor version may add some), never pickle. Records hold no instants, only
+epochs and durations, because no instant of one host is ever compared with another's. Every value
+that is written by a compare-and-set carries ``writer``, a nonce of this very write.
+
+Keys (``<run>`` is the run id, ``<inc>`` the incarnation, which changes with every start of the
+worker group, so that keys of an earlier attempt are never believed):
+
+==========================================  =======================================================
+key                                         value
+==========================================  =======================================================
+``lr/<run>/store_id``                       ``StoreIdRecord``: which server this is, write-once
+``lr/<run>/breaker/<dependency>``           ``BreakerRecord``; survives a restart
+``lr/<run>/bell/<dependency>/<gen>``        set when the circuit of that trip lets calls through
+``lr/<run>/waiting/<dependency>/<gen>``     counter: tickets of the waiters of that trip, a hint
+``lr/<run>/i<inc>/arrived/<rank>``          number of the joint operation that the rank is at
+``lr/<run>/i<inc>/gate/<seq>/<round>``      ``GateRecord``, write-once
+``lr/<run>/i<inc>/beat/<rank>``             changes while the rank works
+``lr/<run>/i<inc>/out/<seq>/<rank>``        ``OutcomeRecord``
+``lr/<run>/i<inc>/count/<seq>``             counter of outcomes, a hint
+``lr/<run>/i<inc>/final/<seq>``             ``FinalRecord``, write-once: the verdict
+``lr/<run>/i<inc>/done/<seq>``              bell: the verdict is there
+``lr/<run>/i<inc>/rounds/<seq>``            number of gate rounds after the first, for the clean-up
+==========================================  =======================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+
+from lightning_resilience.errors import CorruptRecordError
+
+
+__all__ = [
+    "VERSION",
+    "BreakerRecord",
+    "FinalRecord",
+    "GateRecord",
+    "Keys",
+    "OutcomeRecord",
+    "StoreIdRecord",
+    "Transition",
+    "decode",
+    "encode",
+]
+
+VERSION: Final = 1
+
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a breaker's history.
+
+    Args:
+        epoch: Epoch that the transition began.
+        state: State that it led to.
+        reason: Why.
+    """
+
+    epoch: int
+    state: str
+    reason: str
+
+
+class BreakerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Shared state of one circuit breaker; see ``core.breaker`` for its meaning.
+
+    Args:
+        v: Version of the format.
+        store_id: Which store server the epoch belongs to.
+        epoch: Grows with every transition; a result of one epoch never changes a later one.
+        generation: Number of the current or latest trip; names its bell.
+        state: Name of the state.
+        votes: Hosts whose latest results failed, at most 8.
+        limit: Calls that may be in flight.
+        failures: Failures since the probe, while recovering; 0 otherwise.
+        holder: Nonce of the claim that holds the probe's permit; empty where there is none.
+        open_s: How long the circuit stays open before a probe, in seconds.
+        history: The last 32 transitions.
+        reason: Why the record is as it is.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    store_id: str = ""
+    epoch: int
+    generation: int
+    state: str
+    votes: tuple[str, ...] = ()
+    limit: int
+    failures: int = 0
+    holder: str = ""
+    open_s: float
+    history: tuple[Transition, ...] = ()
+    reason: str = ""
+    writer: str
+
+
+class StoreIdRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Which store server this is.
+
+    Args:
+        v: Version of the format.
+        store_id: The server's name, given by the first who came.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    store_id: str
+    writer: str
+
+
+class GateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Verdict of one round of a joint operation's gate; write-once.
+
+    Args:
+        v: Version of the format.
+        op: Name of the operation; another one at the same number is an error.
+        digest: Digest of the operation's arguments.
+        verdict: Name of a ``core.joint.GateVerdict``.
+        epoch: Epoch of the breaker's record that the verdict rests on.
+        rank: Who wrote it.
+        reason: Why.
+        subject: What the operation is about, as the writer sees it.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    op: str
+    digest: str
+    subject: str = ""
+    verdict: str
+    epoch: int
+    rank: int
+    reason: str
+    writer: str
+
+
+class OutcomeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How one rank's part of a joint operation ended.
+
+    Args:
+        v: Version of the format.
+        rank: The rank.
+        failure: Failure class, or empty where it went well.
+        error: One line: type and text of the failure.
+        detail: What the part produced, for the others (for example size and digest).
+        attempts: Attempts made.
+    """
+
+    v: int = VERSION
+    rank: int
+    failure: str = ""
+    error: str = ""
+    detail: str = ""
+    attempts: int = 0
+
+
+class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict of a joint operation, the same for every rank; write-once.
+
+    Args:
+        v: Version of the format.
+        op: Name of the operation.
+        failure: Most severe failure class, or empty where all went well.
+        first_rank: Lowest rank with that class; -1 where all went well.
+        error: That rank's error.
+        detail: That rank's detail, or the lowest worker's where all went well.
+        subject: What the operation is about, as the writer sees it; errors name it alike on every
+            rank.
+        workers: Ranks that had work.
+        lost_ranks: Ranks that were silent for too long.
+        attempts: Attempts of the rank named.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    op: str
+    failure: str = ""
+    first_rank: int = -1
+    error: str = ""
+    detail: str = ""
+    subject: str = ""
+    workers: tuple[int, ...] = ()
+    lost_ranks: tuple[int, ...] = ()
+    attempts: int = 0
+    writer: str
+
+
+Record = TypeVar("Record", BreakerRecord, StoreIdRecord, GateRecord, OutcomeRecord, FinalRecord)
+
+
+class _Versioned(msgspec.Struct):
+    v: int
+
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """Return the bytes of a record: compact JSON, fields in the struct's order."""
+    return _encoder.encode(record)
+
+
+def decode(kind: type[Record], raw: bytes, *, key: str) -> Record:
+    """Decode a record strictly.
+
+    Args:
+        kind: The record's type.
+        raw: What the store holds.
+        key: Where it was read, for the error.
+
+    Returns:
+        The record.
+
+    Raises:
+        CorruptRecordError: The bytes are not a record of this type and version.
+    """
+    try:
+        version = msgspec.json.decode(raw, type=_Versioned).v
+    except msgspec.MsgspecError as error:
+        message = (
+            f"The record at {key!r} does not decode ({error}; {len(raw)} bytes). "
+            "Something else writes to this store, or the record is damaged."
+        )
+        raise CorruptRecordError(message, key=key) from error
+    if version != VERSION:
+        message = (
+            f"The record at {key!r} has version {version}, this package reads version {VERSION}. "
+            "Run the same version of lightning-resilience on every rank."
+        )
+        raise CorruptRecordError(message, key=key, found_version=version)
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        message = f"The record at {key!r} is no {kind.__name__}: {error}."
+        raise CorruptRecordError(message, key=key, found_version=version) from error
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of all keys of one run and incarnation.
+
+    Args:
+        run_id: The run; several runs may share one store.
+        incarnation: The worker group's start; never the restart count, which is kept per agent.
+    """
+
+    run_id: str
+    incarnation: str
+
+    @property
+    def store_id(self) -> str:
+        """Key of the store's identity."""
+        return f"lr/{self.run_id}/store_id"
+
+    def breaker(self, dependency: str) -> str:
+        """Key of a breaker's record."""
+        return f"lr/{self.run_id}/breaker/{dependency}"
+
+    def bell(self, dependency: str, generation: int) -> str:
+        """Key that is set when the circuit of trip ``generation`` lets calls through again."""
+        return f"lr/{self.run_id}/bell/{dependency}/{generation}"
+
+    def waiting(self, dependency: str, generation: int) -> str:
+        """Counter that hands out places in line among the waiters of trip ``generation``."""
+        return f"lr/{self.run_id}/waiting/{dependency}/{generation}"
+
+    def joint(self, part: str, number: int, last: int | None = None) -> str:
+        """Key of a part of joint operations in this incarnation.
+
+        Args:
+            part: Which part.
+            number: The operation's number; for ``arrived`` and ``beat``, the rank.
+            last: The rank or the round, where there is one per rank or round.
+        """
+        prefix = f"lr/{self.run_id}/i{self.incarnation}/{part}/{number}"
+        return prefix if last is None else f"{prefix}/{last}"

@@ -1,0 +1,119 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How a config dataclass refuses a bad option, with the same words everywhere.
+
+Every field of a config is declared with :func:`option`, which keeps its reason beside its default
+(the option table is generated from that), and checked in ``__post_init__`` with the functions
+below. All of them raise ``ConfigError`` with the option's name, its value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import field
+from typing import Any, TypeGuard
+
+from lightning_resilience.errors import ConfigError
+
+
+__all__ = ["check_at_least", "check_choice", "check_less", "check_seconds", "check_whole", "option"]
+
+
+def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - stands for any type
+    """Declare a config field with its default and the reason for the default.
+
+    Args:
+        default: The default value.
+        why: One phrase for the option table.
+
+    Returns:
+        A dataclass field.
+    """
+    return field(default=default, metadata={"why": why})
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_seconds(name: str, value: object, *, above: float = 0.0, zero: bool = False) -> None:
+    """Refuse what is not a finite duration in seconds.
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+        above: Exclusive lower bound.
+        zero: Whether 0 is allowed although ``above`` is 0.
+
+    Raises:
+        ConfigError: The value is no finite number, or out of range.
+    """
+    allowed = f"a finite number of seconds {'≥' if zero else '>'} {above:g}"
+    if not _is_number(value):
+        message = f"{name}={value!r} is not allowed: it must be {allowed}."
+        raise ConfigError(message)
+    if value < above or (value == above and not zero):
+        message = f"{name}={value!r} is out of range: it must be {allowed}."
+        raise ConfigError(message)
+
+
+def check_whole(name: str, value: object, *, minimum: int) -> None:
+    """Refuse what is not a whole number of at least ``minimum``.
+
+    Raises:
+        ConfigError: The value is no whole number, or too small.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        message = f"{name}={value!r} is not allowed: it must be a whole number ≥ {minimum}."
+        raise ConfigError(message)
+
+
+def check_choice(name: str, value: object, *, choices: tuple[str, ...]) -> None:
+    """Refuse what is not one of ``choices``.
+
+    Raises:
+        ConfigError: The value is none of them.
+    """
+    if value not in choices:
+        message = (
+            f"{name}={value!r} is not allowed: it must be one of {', '.join(map(repr, choices))}."
+        )
+        raise ConfigError(message)
+
+
+def check_less(smaller: tuple[str, float], larger: tuple[str, float], *, why: str) -> None:
+    """Refuse two options whose values contradict each other: the first must be less.
+
+    Args:
+        smaller: Name and value of the option that must be less.
+        larger: Name and value of the option that must be more.
+        why: What goes wrong otherwise.
+
+    Raises:
+        ConfigError: The first value is not less than the second.
+    """
+    if not smaller[1] < larger[1]:
+        message = (
+            f"{smaller[0]}={smaller[1]:g} must be less than {larger[0]}={larger[1]:g}: {why}. "
+            "Lower the first or raise the second."
+        )
+        raise ConfigError(message)
+
+
+def check_at_least(larger: tuple[str, float], smaller: tuple[str, float], *, why: str) -> None:
+    """Refuse two options whose values contradict each other: the first must be at least the second.
+
+    Args:
+        larger: Name and value of the option that must not be less.
+        smaller: Name and value of what it is compared with.
+        why: What goes wrong otherwise.
+
+    Raises:
+        ConfigError: The first value is less than the second.
+    """
+    if not larger[1] >= smaller[1]:
+        message = (
+            f"{larger[0]}={larger[1]:g} must be at least {smaller[0]}={smaller[1]:g}: {why}. "
+            "Raise the first or lower the second."
+        )
+        raise ConfigError(message)

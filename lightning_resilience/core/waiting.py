@@ -1,0 +1,100 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How long a waiter may look away from an ill dependency.
+
+Waiting is pushed, not polled: whoever moves a circuit to RECOVERING rings the bell of that trip,
+and the waiters sleep on the bell. They wake by themselves for three reasons only, each rarer the
+further back in line they stand:
+
+* the probe is due: the two *nearest* waiters claim it, by their own sight;
+* the prober is silent: the two nearest re-read every quarter of its lease, so that a dead one is
+  replaced within one and a half leases;
+* the bell's write may have been lost, or both of the nearest may be dead: everybody re-reads at the
+  end of a chunk, and claims what is overdue.
+
+The place in line comes from a ticket, a counter in the store. It is a hint only: a ticket whose
+answer was lost puts its waiter at the end, and a place that nobody holds is covered by the chunks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lightning_resilience.core.breaker_record import BreakerState
+from lightning_resilience.core.lease import remaining_s
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.breaker_config import BreakerConfig
+    from lightning_resilience.core.breaker_record import BreakerView
+
+
+__all__ = [
+    "LONGEST_CHUNK_S",
+    "chunk_s",
+    "is_near",
+    "is_probe_due",
+    "next_probe_in_s",
+    "next_wait_s",
+]
+
+LONGEST_CHUNK_S: Final = 150.0
+"""A waiter re-reads at least this often, in seconds: a rank costs little while it waits."""
+
+_NEAREST: Final = 2
+_LOOKS_PER_LEASE: Final = 4
+# A wait that ends exactly when the lease does may end an instant early by rounding.
+_MARGIN_S: Final = 0.001
+
+
+def chunk_s(*, joint_timeout_s: float) -> float:
+    """Return the longest time between two reads of a waiter, in seconds."""
+    return min(LONGEST_CHUNK_S, joint_timeout_s / 2)
+
+
+def is_near(ticket: int | None) -> bool:
+    """Tell whether a ticket is one of the two lowest; None is a ticket whose answer was lost."""
+    return ticket is not None and ticket <= _NEAREST
+
+
+def _lease_s(view: BreakerView, config: BreakerConfig) -> float | None:
+    state = BreakerState(view.record.state)
+    if state is BreakerState.OPEN:
+        return view.record.open_s
+    if state is BreakerState.HALF_OPEN:
+        return config.probe_lease_s
+    return None
+
+
+def next_probe_in_s(view: BreakerView, config: BreakerConfig, *, now_s: float) -> float | None:
+    """Return in how many seconds this process may claim the probe, or None if never."""
+    lease_s = _lease_s(view, config)
+    return None if lease_s is None else remaining_s(view.sighting, lease_s=lease_s, now_s=now_s)
+
+
+def is_probe_due(view: BreakerView, config: BreakerConfig, *, now_s: float) -> bool:
+    """Tell whether this process may claim the probe now, by its own sight."""
+    return next_probe_in_s(view, config, now_s=now_s) == 0
+
+
+def next_wait_s(
+    view: BreakerView, config: BreakerConfig, *, near: bool, longest_s: float, now_s: float
+) -> float:
+    """Return how long to sleep on the bell before the next look at the record.
+
+    Args:
+        view: What this process knows.
+        config: The breaker's configuration.
+        near: Whether this waiter is one of the two nearest.
+        longest_s: Longest sleep, in seconds.
+        now_s: Now, on this process's clock.
+
+    Returns:
+        Seconds, > 0.
+    """
+    due_in_s = next_probe_in_s(view, config, now_s=now_s)
+    if not near or due_in_s is None:
+        return longest_s
+    if view.record.state == BreakerState.HALF_OPEN.value:
+        due_in_s = min(due_in_s, config.probe_lease_s / _LOOKS_PER_LEASE)
+    return min(due_in_s + _MARGIN_S, longest_s)

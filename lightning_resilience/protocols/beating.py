@@ -1,0 +1,82 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Show that this rank lives while its protocol works or waits.
+
+A rank that is silent for ``joint_timeout_s`` is taken for lost. So everything that may last longer
+than a beat is cut into pieces of at most a beat, with a write of the beat's key in between: sleeps,
+waits, and, by the driver, calls. The beat comes from the protocol itself and not from a thread
+beside it, because a thread would go on beating for a rank that hangs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.protocols.effects import Call, Nonce, Set, Sleep, WaitFor
+from lightning_resilience.protocols.transform import transform
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.protocols.effects import Beat, Effect, Protocol
+
+
+__all__ = ["with_beat"]
+
+T = TypeVar("T")
+
+
+def with_beat(inner: Protocol[T], beat: Beat) -> Protocol[T]:
+    """Run ``inner`` and write ``beat.key`` at least every ``beat.every_s`` seconds meanwhile.
+
+    A beat that cannot be written is left out: the work is more important, and others notice a store
+    that is away by themselves.
+
+    Args:
+        inner: The protocol.
+        beat: Key and interval.
+
+    Returns:
+        What ``inner`` returns.
+    """
+    return transform(inner, partial(_perform, beat=beat))
+
+
+def _perform(effect: Effect, *, beat: Beat) -> Protocol[Any]:
+    if isinstance(effect, Call) and effect.beat is None:
+        return (yield replace(effect, beat=beat))
+    if isinstance(effect, Sleep):
+        return (yield from _sleep(effect.duration_s, beat))
+    if isinstance(effect, WaitFor):
+        return (yield from _wait(effect, beat))
+    return (yield effect)
+
+
+def _sleep(duration_s: float, beat: Beat) -> Protocol[None]:
+    remaining_s = duration_s
+    while remaining_s > beat.every_s:
+        yield Sleep(beat.every_s)
+        remaining_s -= beat.every_s
+        yield from _write(beat)
+    yield Sleep(remaining_s)
+
+
+def _wait(effect: WaitFor, beat: Beat) -> Protocol[bool]:
+    remaining_s = effect.timeout_s
+    while remaining_s > beat.every_s:
+        if (yield WaitFor(effect.key, beat.every_s)):
+            return True
+        remaining_s -= beat.every_s
+        yield from _write(beat)
+    found: bool = yield WaitFor(effect.key, remaining_s)
+    return found
+
+
+def _write(beat: Beat) -> Protocol[None]:
+    nonce: str = yield Nonce()
+    try:
+        yield Set(beat.key, nonce.encode())
+    except StoreUnavailableError:
+        return

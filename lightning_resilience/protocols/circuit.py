@@ -1,0 +1,340 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""One process's dealings with one breaker's shared record: read it, change it, report to it.
+
+:class:`Circuit` is what the process remembers between calls: its latest view, its own window of
+results, and since when it has seen other hosts' votes. The functions are protocols: they read and
+write the record through effects, and everything that they decide is decided in ``core``.
+
+Any thread may use a circuit. What it remembers are immutable values that are replaced whole, so two
+threads can at worst forget one failure, never mix two records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from lightning_resilience.core import breaker, lease, window
+from lightning_resilience.core.breaker import (
+    AttemptFailed,
+    AttemptSucceeded,
+    BreakerState,
+    BreakerView,
+    HostVoted,
+    VoteDropped,
+    VotesCleared,
+)
+from lightning_resilience.core.events import RecordVanished
+from lightning_resilience.core.records import BreakerRecord, StoreIdRecord, decode, encode
+from lightning_resilience.protocols.effects import Delete, Emit, Get, Nonce, Now, Set
+from lightning_resilience.protocols.shared_cell import create, update, write
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.breaker import BreakerConfig, BreakerInput, BreakerStep
+    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.outcome import Outcome
+    from lightning_resilience.core.records import Keys
+    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.shared_cell import Written
+
+
+__all__ = ["Circuit", "apply", "apply_to", "begin", "current", "learn", "refresh", "report"]
+
+_NEVER_S = float("-inf")
+
+
+class Circuit:
+    """What one process remembers of one breaker.
+
+    Args:
+        dependency: Name of the dependency with the operation class, for example
+            ``s3://bucket:write``.
+        config: The breaker's configuration.
+        keys: Names of the keys of this run.
+        host: Name of this host, for its vote.
+        hosts: Hosts that use this dependency, as the adapter declares it for this incarnation.
+    """
+
+    __slots__ = (
+        "config",
+        "dependency",
+        "host",
+        "hosts",
+        "key",
+        "keys",
+        "seen",
+        "view",
+        "votes",
+        "window",
+    )
+
+    def __init__(
+        self, dependency: str, *, config: BreakerConfig, keys: Keys, host: str, hosts: int = 1
+    ) -> None:
+        self.dependency = dependency
+        self.config = config
+        self.keys = keys
+        self.key = keys.breaker(dependency)
+        self.host = host
+        self.hosts = hosts
+        self.view: BreakerView | None = None
+        self.window = window.EMPTY
+        self.votes: dict[str, Sighting] = {}
+        self.seen: tuple[tuple[int, str], ...] = ()
+
+    def is_fresh(self, *, now_s: float) -> bool:
+        """Tell whether a call may go ahead on the present view without a read."""
+        max_age_s = self.config.view_max_age_s
+        return breaker.is_fresh(self.view, max_age_s=max_age_s, now_s=now_s)
+
+
+def learn(circuit: Circuit, raw: bytes, *, read_at_s: float, seen_at_s: float) -> BreakerView:
+    """Take note of a record that was read or written.
+
+    Args:
+        circuit: What this process remembers.
+        raw: The record's exact bytes.
+        read_at_s: When the read was sent, for the view's age.
+        seen_at_s: When the answer was there, for leases: never earlier than the truth.
+
+    Returns:
+        The new view.
+
+    Raises:
+        CorruptRecordError: The bytes are no record.
+    """
+    record = decode(BreakerRecord, raw, key=circuit.key)
+    before = circuit.view.sighting if circuit.view is not None else None
+    sighting = lease.observe(before, (record.store_id, record.epoch), now_s=seen_at_s)
+    view = BreakerView(record=record, raw=raw, read_at_s=read_at_s, sighting=sighting)
+    if sighting is not before:
+        circuit.seen = (*circuit.seen, (record.epoch, record.state))[-breaker.HISTORY_LENGTH :]
+    if record.state != BreakerState.CLOSED.value:
+        # Failures from before a trip must not count towards the next one.
+        circuit.window = window.EMPTY
+    circuit.votes = {
+        host: lease.observe(circuit.votes.get(host), (record.epoch,), now_s=seen_at_s)
+        for host in record.votes
+    }
+    circuit.view = view
+    return view
+
+
+def refresh(circuit: Circuit) -> Protocol[BreakerView]:
+    """Read the record; create it where nobody has, rebuild it where the store has lost it.
+
+    Returns:
+        The view after it.
+    """
+    sent_at_s: float = yield Now()
+    raw: bytes | None = yield Get(circuit.key)
+    if raw is None:
+        raw = yield from _create(circuit)
+    elif circuit.view is not None and breaker.outranks(
+        circuit.view.record, decode(BreakerRecord, raw, key=circuit.key)
+    ):
+        raw = yield from _overrule(circuit, circuit.view.record, raw)
+    seen_at_s: float = yield Now()
+    view = learn(circuit, raw, read_at_s=sent_at_s, seen_at_s=seen_at_s)
+    return (yield from _drop_old_votes(circuit, view, seen_at_s))
+
+
+def _store_id(circuit: Circuit) -> Protocol[str]:
+    nonce: str = yield Nonce()
+    written = yield from create(
+        circuit.keys.store_id, encode(StoreIdRecord(store_id=nonce, writer=nonce))
+    )
+    return decode(StoreIdRecord, written.raw, key=circuit.keys.store_id).store_id
+
+
+def _create(circuit: Circuit) -> Protocol[bytes]:
+    store_id = yield from _store_id(circuit)
+    writer: str = yield Nonce()
+    if circuit.view is None:
+        record = breaker.initial(circuit.config, store_id=store_id, writer=writer)
+    else:
+        seen = circuit.view.record
+        yield Emit(RecordVanished(key=circuit.key, epoch=seen.epoch))
+        record = breaker.rebuilt(seen, store_id=store_id, writer=writer)
+    written = yield from create(circuit.key, encode(record))
+    return written.raw
+
+
+def _overrule(circuit: Circuit, seen: BreakerRecord, found: bytes) -> Protocol[bytes]:
+    store_id = decode(BreakerRecord, found, key=circuit.key).store_id
+    writer: str = yield Nonce()
+    record = breaker.rebuilt(seen, store_id=store_id, writer=writer)
+    written = yield from write(circuit.key, found, encode(record))
+    return written.raw or found
+
+
+def _drop_old_votes(circuit: Circuit, view: BreakerView, now_s: float) -> Protocol[BreakerView]:
+    for host, sighting in circuit.votes.items():
+        if lease.is_expired(sighting, lease_s=circuit.config.window_s, now_s=now_s):
+            return (yield from apply(circuit, VoteDropped(host=host)))
+    return view
+
+
+def current(circuit: Circuit) -> Protocol[BreakerView]:
+    """Return a view that is fresh, with a read only where the present one is not."""
+    now_s: float = yield Now()
+    if circuit.view is not None and circuit.is_fresh(now_s=now_s):
+        return circuit.view
+    return (yield from refresh(circuit))
+
+
+def apply(circuit: Circuit, event: BreakerInput) -> Protocol[BreakerView]:
+    """Report a fact to the shared record, deciding anew whenever somebody else was faster.
+
+    Args:
+        circuit: What this process remembers; it must have a view.
+        event: The fact.
+
+    Returns:
+        The view after it, whether or not the fact changed anything.
+    """
+    view = circuit.view or (yield from refresh(circuit))
+    last: list[tuple[BreakerRecord, BreakerStep]] = []
+
+    def change(raw: bytes, writer: str) -> bytes | None:
+        record = decode(BreakerRecord, raw, key=circuit.key)
+        stepped = breaker.step(
+            circuit.config, record, event, dependency=circuit.dependency, writer=writer
+        )
+        last[:] = [(record, stepped)]
+        return encode(stepped.record) if stepped.changed else None
+
+    sent_at_s: float = yield Now()
+    written = yield from update(circuit.key, view.raw, change)
+    if written.gone:
+        # The fact belongs to an epoch of a store that is no more; what is true now is read anew.
+        return (yield from refresh(circuit))
+    return (yield from _settle(circuit, *last[0], written=written, sent_at_s=sent_at_s))
+
+
+def apply_to(circuit: Circuit, view: BreakerView, event: BreakerInput) -> Protocol[bool]:
+    """Report a fact to exactly the record of ``view``: claims and results of probes.
+
+    Nothing is tried again: whoever was faster has begun another epoch.
+
+    Args:
+        circuit: What this process remembers.
+        view: The record that the fact is about.
+        event: The fact.
+
+    Returns:
+        True if this process's record is there now.
+    """
+    writer: str = yield Nonce()
+    stepped = breaker.step(
+        circuit.config, view.record, event, dependency=circuit.dependency, writer=writer
+    )
+    sent_at_s: float = yield Now()
+    if not stepped.changed:
+        return False
+    written = yield from write(circuit.key, view.raw, encode(stepped.record))
+    if written.gone:
+        yield from refresh(circuit)
+        return False
+    yield from _settle(circuit, view.record, stepped, written=written, sent_at_s=sent_at_s)
+    return written.won
+
+
+def _settle(
+    circuit: Circuit,
+    before: BreakerRecord,
+    stepped: BreakerStep,
+    *,
+    written: Written,
+    sent_at_s: float,
+) -> Protocol[BreakerView]:
+    seen_at_s: float = yield Now()
+    view = learn(circuit, written.raw, read_at_s=sent_at_s, seen_at_s=seen_at_s)
+    if written.won or not stepped.changed:
+        for event in stepped.events:
+            yield Emit(event)
+    if written.won:
+        yield from _ring(circuit, before, view.record)
+    return view
+
+
+def _ring(circuit: Circuit, before: BreakerRecord, after: BreakerRecord) -> Protocol[None]:
+    if after.epoch == before.epoch:
+        return
+    if breaker.passes(after) and before.state == BreakerState.HALF_OPEN.value:
+        # Order: after the record, so that whoever is woken reads it. If this process dies in
+        # between, the waiters read the record at the end of their chunk.
+        yield Set(circuit.keys.bell(circuit.dependency, after.generation), b"1")
+    if after.generation > before.generation:
+        # Nobody waits for the trip before the last any more: its bell has rung.
+        yield Delete(circuit.keys.bell(circuit.dependency, after.generation - 2))
+        yield Delete(circuit.keys.waiting(circuit.dependency, after.generation - 2))
+
+
+def begin(circuit: Circuit, *, new_incarnation: bool) -> Protocol[BreakerView]:
+    """Read the record before the first call, so that no rank is admitted on no view at all.
+
+    Args:
+        circuit: What this process remembers: nothing yet.
+        new_incarnation: Whether to clear the votes of the incarnation before.
+    """
+    view = yield from refresh(circuit)
+    if new_incarnation and view.record.votes:
+        return (yield from apply(circuit, VotesCleared()))
+    return view
+
+
+def report(circuit: Circuit, outcome: Outcome, *, epoch: int) -> Protocol[None]:
+    """Report how an attempt ended, once.
+
+    A success under a closed circuit costs no store operation. Failures that say nothing about
+    health are not reported at all.
+
+    Args:
+        circuit: What this process remembers; it has a view.
+        outcome: How the attempt ended.
+        epoch: Epoch of the record that admitted it.
+    """
+    now_s: float = yield Now()
+    view = circuit.view
+    if view is None:
+        return
+    recovering = view.record.state == BreakerState.RECOVERING.value
+    if outcome.ok:
+        circuit.window = window.record_success(circuit.window)
+        if recovering:
+            yield from apply(circuit, AttemptSucceeded(epoch=epoch))
+        elif circuit.host in view.record.votes:
+            yield from apply(circuit, VoteDropped(host=circuit.host))
+    elif outcome.counts:
+        yield from _report_failure(
+            circuit, outcome, epoch=epoch, recovering=recovering, now_s=now_s
+        )
+
+
+def _report_failure(
+    circuit: Circuit, outcome: Outcome, *, epoch: int, recovering: bool, now_s: float
+) -> Protocol[None]:
+    config = circuit.config
+    if recovering:
+        yield from apply(circuit, AttemptFailed(epoch=epoch, reason=outcome.error))
+    else:
+        circuit.window = window.record_failure(
+            circuit.window, now_s=now_s, window_s=config.window_s
+        )
+        if window.wants_vote(
+            circuit.window,
+            now_s=now_s,
+            window_s=config.window_s,
+            trip_failures=config.trip_failures,
+        ):
+            failures = circuit.window.failures
+            reason = f"{failures} failures in a row on {circuit.host}, {outcome.error}"
+            yield from apply(
+                circuit, HostVoted(host=circuit.host, hosts=circuit.hosts, reason=reason)
+            )
+    if circuit.view is not None:
+        # After a failure the next call reads again, however young the view is.
+        circuit.view = replace(circuit.view, read_at_s=_NEVER_S)

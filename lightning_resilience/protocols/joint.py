@@ -1,0 +1,94 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A joint operation: every rank enters it, some have work, and all leave with one verdict.
+
+::
+
+    arrive ──▶ gate ──▶ PROCEED ──▶ ranks with work: do it, with a beat    ──▶ report ─┐
+      │         │                   the others: wait for the verdict's bell            ├─▶ verdict
+      │         ├──▶ WAIT: all wait for the dependency together, then the next round   │
+      │         └──▶ FAIL ─────────────────────────────────────────────────────────────┘
+
+The ranks that wait do so on the shared store. They are not in a collective, so no process-group
+timeout runs, and an outage may last longer than it.
+
+* The gate and the verdict are write-once keys: whoever is first decides, everybody reads the same.
+* A worker that ends with an exception publishes that first, then raises; also where it was
+  interrupted.
+* A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the
+  observer's own time is lost. Whoever sees that writes it into the verdict, which names the rank.
+* A rank that cannot read the verdict makes none up (``protocols.persistent``).
+* Keys of operations that every rank has left behind are removed (``protocols.joint_clean_up``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_resilience.core import joint as core
+from lightning_resilience.core.events import VerdictReached
+from lightning_resilience.protocols.effects import Emit, Now, Set
+from lightning_resilience.protocols.joint_clean_up import clean_up
+from lightning_resilience.protocols.joint_gate import pass_gate
+from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
+from lightning_resilience.protocols.joint_verdict import await_final, work
+from lightning_resilience.protocols.persistent import Persistence, with_persistence
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.errors import StoreUnavailableError
+    from lightning_resilience.protocols.effects import Protocol
+
+
+__all__ = ["Joint", "JointResult", "Member", "Part", "perform"]
+
+
+def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointResult]:
+    """Take part in a joint operation.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+        part: This rank's work; None where it has none.
+
+    Returns:
+        The verdict, whether it is a success or a failure; the caller raises.
+
+    Raises:
+        JointError: The ranks are not in lock-step.
+        JointUnavailableError: This rank could not reach the shared store for too long.
+    """
+
+    def unavailable(lost_for_s: float, error: StoreUnavailableError) -> Exception:
+        return core.unavailable_error(
+            joint.op, seq=joint.seq, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
+        )
+
+    persistence = Persistence(op=joint.op, patience_s=member.store_patience_s, error=unavailable)
+    return (yield from with_persistence(_perform(member, joint, part), persistence))
+
+
+def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointResult]:
+    started_at_s: float = yield Now()
+    yield Set(member.keys.joint("arrived", member.rank), str(joint.seq).encode())
+    failed = yield from pass_gate(member, joint, started_at_s)
+    if failed is not None:
+        result = JointResult(final=failed)
+    elif part is None:
+        final = yield from await_final(member, joint, started_at_s=started_at_s)
+        result = JointResult(final=final)
+    else:
+        result = yield from work(member, joint, part, started_at_s=started_at_s)
+    now_s: float = yield Now()
+    yield Emit(
+        VerdictReached(
+            op=joint.op,
+            seq=joint.seq,
+            outcome=result.final.failure or "ok",
+            first_rank=result.final.first_rank if result.final.failure else None,
+            detail=result.final.error or result.final.detail,
+            elapsed_s=now_s - started_at_s,
+        )
+    )
+    yield from clean_up(member, joint.seq)
+    return result

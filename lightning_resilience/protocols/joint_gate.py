@@ -1,0 +1,141 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The gate of a joint operation: one verdict for all ranks before any of them works.
+
+The first rank to arrive at a round decides from the breaker and the policy, by creating a
+write-once key; the others read the same. WAIT ends a round: the ranks wait for the dependency
+together, each ready to be the one that probes, and whoever sees it recover (or its own deadline
+pass) writes the next round. A first arriver that dies leaves its verdict valid.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lightning_resilience.core import joint as core
+from lightning_resilience.core.events import GateDecided
+from lightning_resilience.core.joint import GateVerdict
+from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.records import FinalRecord, GateRecord, decode, encode
+from lightning_resilience.errors import CircuitOpenError
+from lightning_resilience.protocols.beating import with_beat
+from lightning_resilience.protocols.circuit import current, refresh
+from lightning_resilience.protocols.effects import Beat, Emit, Nonce
+from lightning_resilience.protocols.probe import await_passage
+from lightning_resilience.protocols.shared_cell import create
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.joint_terms import Joint, Member
+
+
+__all__ = ["pass_gate"]
+
+_MOST_ROUNDS: Final = 1000
+
+
+def pass_gate(member: Member, joint: Joint, started_at_s: float) -> Protocol[FinalRecord | None]:
+    """Wait until this rank may go on.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+        started_at_s: When this rank arrived, on its own clock.
+
+    Returns:
+        None to proceed, or the verdict with which all ranks leave at once.
+
+    Raises:
+        JointError: Another rank is at another operation.
+    """
+    deadline_at_s = started_at_s + joint.deadline_s
+    gate = yield from _decide(member, joint, 0, expired="")
+    for round_number in range(1, _MOST_ROUNDS):
+        if gate.verdict == GateVerdict.PROCEED.value:
+            return None
+        if gate.verdict == GateVerdict.FAIL.value:
+            return _refusal(joint, gate)
+        expired = yield from _wait_together(member, joint, deadline_at_s)
+        gate = yield from _decide(member, joint, round_number, expired=expired)
+    return _refusal(
+        joint, msgspec.structs.replace(gate, reason=f"{_MOST_ROUNDS} rounds of waiting")
+    )
+
+
+def _decide(
+    member: Member, joint: Joint, round_number: int, *, expired: str
+) -> Protocol[GateRecord]:
+    decision, epoch = yield from _own_decision(member, joint, expired)
+    writer: str = yield Nonce()
+    mine = GateRecord(
+        op=joint.op,
+        digest=joint.digest,
+        subject=joint.subject,
+        verdict=decision.verdict.value,
+        epoch=epoch,
+        rank=member.rank,
+        reason=decision.reason,
+        writer=writer,
+    )
+    key = member.keys.joint("gate", joint.seq, round_number)
+    written = yield from create(key, encode(mine))
+    gate = mine if written.won else decode(GateRecord, written.raw, key=key)
+    conflict = core.conflict_error(
+        gate, op=joint.op, digest=joint.digest, seq=joint.seq, rank=member.rank
+    )
+    if conflict is not None:
+        raise conflict
+    if written.won:
+        yield Emit(
+            GateDecided(
+                op=joint.op,
+                seq=joint.seq,
+                round_number=round_number,
+                verdict=gate.verdict,
+                reason=gate.reason,
+            )
+        )
+    return gate
+
+
+def _own_decision(
+    member: Member, joint: Joint, expired: str
+) -> Protocol[tuple[core.GateDecision, int]]:
+    if joint.circuit is None:
+        return core.decide_gate(None, on_outage=member.on_outage), 0
+    view = yield from current(joint.circuit)
+    decision = core.decide_gate(view.record, on_outage=member.on_outage, expired=expired)
+    if decision.verdict is not GateVerdict.PROCEED:
+        # Order: a verdict that stops anybody rests on a read that was made after arrival.
+        view = yield from refresh(joint.circuit)
+        decision = core.decide_gate(view.record, on_outage=member.on_outage, expired=expired)
+    return decision, view.record.epoch
+
+
+def _wait_together(member: Member, joint: Joint, deadline_at_s: float) -> Protocol[str]:
+    if joint.circuit is None:
+        return ""
+    beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
+    waiting = await_passage(
+        joint.circuit, joint.patience, operation=joint.op, deadline_at_s=deadline_at_s
+    )
+    try:
+        yield from with_beat(waiting, beat)
+    except CircuitOpenError as error:
+        return str(error)
+    return ""
+
+
+def _refusal(joint: Joint, gate: GateRecord) -> FinalRecord:
+    return FinalRecord(
+        op=gate.op,
+        subject=gate.subject,
+        failure=FailureClass.TRANSIENT.value,
+        first_rank=gate.rank,
+        error=gate.reason,
+        workers=joint.workers,
+        writer=gate.writer,
+    )

@@ -1,0 +1,102 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Who takes part in what: the values that describe a joint operation.
+
+``Member`` is this rank, ``Joint`` the operation (described alike on every rank), ``Part`` this
+rank's work in it, and ``JointResult`` how it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.core.records import FinalRecord, Keys, OutcomeRecord
+    from lightning_resilience.protocols.circuit import Circuit
+    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.probe import Patience
+
+
+__all__ = ["Joint", "JointResult", "Member", "Part"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Who this rank is in joint operations.
+
+    Args:
+        keys: Names of the keys of this run and incarnation.
+        rank: This rank.
+        world_size: Number of ranks.
+        timeout_s: Silence after which a rank is taken for lost, in seconds.
+        beat_s: How often a working rank shows that it lives, in seconds.
+        on_outage: ``wait`` or ``fail``.
+        store_patience_s: How long the shared store may be away, in seconds; 0 gives up at once.
+    """
+
+    keys: Keys
+    rank: int
+    world_size: int
+    timeout_s: float
+    beat_s: float
+    on_outage: str
+    store_patience_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """One joint operation, described alike on every rank.
+
+    Args:
+        op: Its name.
+        seq: Its number; lock-step gives all ranks the same.
+        digest: Digest of its arguments; a rank with another one is not in lock-step.
+        subject: What it is about, for errors.
+        workers: Ranks that have work, in ascending order.
+        circuit: The breaker of what it needs, or None.
+        patience: How to wait for it.
+        deadline_s: Longest time at the gate, in seconds.
+    """
+
+    op: str
+    seq: int
+    digest: str
+    subject: str
+    workers: tuple[int, ...]
+    circuit: Circuit | None
+    patience: Patience
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """This rank's work, if it has any.
+
+    Args:
+        run: Makes the protocol that does it.
+        detail: Makes of its result what the other ranks are told.
+        outcome: Makes an outcome record of the exception that it ended with.
+    """
+
+    run: Callable[[], Protocol[Any]]
+    detail: Callable[[Any], str]
+    outcome: Callable[[BaseException], OutcomeRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointResult:
+    """How a joint operation ended.
+
+    Args:
+        final: The verdict, the same on every rank.
+        value: What this rank's own work returned, or None.
+        error: What this rank's own work raised, or None.
+    """
+
+    final: FinalRecord
+    value: Any = None
+    error: BaseException | None = None

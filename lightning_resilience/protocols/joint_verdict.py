@@ -1,0 +1,189 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict of a joint operation: written once, from the workers' outcomes, for all ranks.
+
+Each worker publishes its outcome before anything else can block or fail. The last one merges all of
+them into the write-once verdict and rings; should it die in between, or should a worker fall
+silent, any rank that waits does it instead. Later reports change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_resilience.core import joint as core, lease
+from lightning_resilience.core.events import RanksLost, WorkAwaited
+from lightning_resilience.core.records import FinalRecord, OutcomeRecord, decode, encode
+from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.protocols.beating import with_beat
+from lightning_resilience.protocols.effects import (
+    Add,
+    Beat,
+    Emit,
+    Get,
+    MultiGet,
+    Nonce,
+    Now,
+    Set,
+    WaitFor,
+)
+from lightning_resilience.protocols.joint_terms import JointResult
+from lightning_resilience.protocols.shared_cell import create
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.joint_terms import Joint, Member, Part
+
+
+__all__ = ["await_final", "work"]
+
+
+def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Protocol[JointResult]:
+    """Do this rank's part, publish how it ended, and learn the verdict.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+        part: This rank's work.
+        started_at_s: When this rank arrived, on its own clock.
+
+    Returns:
+        The verdict, with the work's own value or error.
+    """
+    beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
+    try:
+        value = yield from with_beat(part.run(), beat)
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # noqa: BLE001 - published first, then judged by the verdict
+        report = part.outcome(error)
+        final = yield from _publish(
+            member,
+            joint,
+            report,
+            started_at_s=started_at_s,
+            interrupted=not isinstance(error, Exception),
+        )
+        return JointResult(final=final, error=error)
+    report = OutcomeRecord(rank=member.rank, detail=part.detail(value))
+    final = yield from _publish(member, joint, report, started_at_s=started_at_s, interrupted=False)
+    return JointResult(final=final, value=value)
+
+
+def _publish(
+    member: Member, joint: Joint, report: OutcomeRecord, *, started_at_s: float, interrupted: bool
+) -> Protocol[FinalRecord]:
+    if joint.workers == (member.rank,):
+        return (yield from _write_final(member, joint, (report,)))
+    yield Set(member.keys.joint("out", joint.seq, member.rank), encode(report))
+    try:
+        reported: int = yield Add(member.keys.joint("count", joint.seq), 1)
+    except StoreUnavailableError:
+        # Only a hint: whoever waits reads the reports themselves at the end of a chunk.
+        reported = 0
+    if reported >= len(joint.workers):
+        outcomes, _missing = yield from _reports(member, joint)
+        return (yield from _write_final(member, joint, outcomes))
+    if interrupted:
+        # Whoever was interrupted does not wait for the others; its report is the most severe there
+        # is.
+        return core.decide_final(_terms(joint, writer=""), (report,))
+    return (yield from await_final(member, joint, started_at_s=started_at_s))
+
+
+def _reports(
+    member: Member, joint: Joint
+) -> Protocol[tuple[tuple[OutcomeRecord, ...], tuple[int, ...]]]:
+    keys = tuple(member.keys.joint("out", joint.seq, rank) for rank in joint.workers)
+    values: list[bytes | None] = yield MultiGet(keys)
+    reports = tuple(
+        decode(OutcomeRecord, raw, key=key)
+        for key, raw in zip(keys, values, strict=True)
+        if raw is not None
+    )
+    missing = tuple(rank for rank, raw in zip(joint.workers, values, strict=True) if raw is None)
+    return reports, missing
+
+
+def _terms(joint: Joint, *, writer: str) -> FinalRecord:
+    return FinalRecord(op=joint.op, subject=joint.subject, workers=joint.workers, writer=writer)
+
+
+def _write_final(
+    member: Member,
+    joint: Joint,
+    outcomes: tuple[OutcomeRecord, ...],
+    *,
+    lost: tuple[int, ...] = (),
+    silent_s: float = 0.0,
+) -> Protocol[FinalRecord]:
+    writer: str = yield Nonce()
+    mine = core.decide_final(
+        _terms(joint, writer=writer), outcomes, lost_ranks=lost, silent_s=silent_s
+    )
+    key = member.keys.joint("final", joint.seq)
+    written = yield from create(key, encode(mine))
+    # Order: after the verdict, so that whoever is woken reads it.
+    yield Set(member.keys.joint("done", joint.seq), b"1")
+    return mine if written.won else decode(FinalRecord, written.raw, key=key)
+
+
+def await_final(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[FinalRecord]:
+    """Wait for the verdict; write it where nobody else is left to.
+
+    Bounded: a worker that is silent for ``timeout_s`` is lost, and one that is not is at work under
+    its own deadline.
+    """
+    key = member.keys.joint("final", joint.seq)
+    chunk_s = min(joint.patience.chunk_s, joint.patience.voice_s, member.timeout_s / 2)
+    sightings: dict[int, Sighting] = {}
+    while True:
+        yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
+        raw: bytes | None = yield Get(key)
+        if raw is not None:
+            return decode(FinalRecord, raw, key=key)
+        now_s: float = yield Now()
+        yield Emit(
+            WorkAwaited(
+                op=joint.op, seq=joint.seq, elapsed_s=now_s - started_at_s, workers=joint.workers
+            )
+        )
+        outcomes, missing = yield from _reports(member, joint)
+        lost = yield from _lost(member, missing, sightings=sightings, started_at_s=started_at_s)
+        if set(lost) == set(missing):
+            if lost:
+                yield Emit(
+                    RanksLost(op=joint.op, seq=joint.seq, ranks=lost, silent_s=member.timeout_s)
+                )
+            return (
+                yield from _write_final(
+                    member, joint, outcomes, lost=lost, silent_s=member.timeout_s
+                )
+            )
+
+
+def _lost(
+    member: Member,
+    missing: tuple[int, ...],
+    *,
+    sightings: dict[int, Sighting],
+    started_at_s: float,
+) -> Protocol[tuple[int, ...]]:
+    parts = [member.keys.joint(part, rank) for rank in missing for part in ("arrived", "beat")]
+    values: list[bytes | None] = yield MultiGet(tuple(parts))
+    now_s: float = yield Now()
+    lost = []
+    for position, rank in enumerate(missing):
+        pair = values[2 * position : 2 * position + 2]
+        version = tuple((raw or b"").decode() for raw in pair)
+        # A rank that this one has not looked at before is timed from this rank's own arrival, as
+        # long as it has shown nothing yet.
+        before = sightings.get(rank)
+        if before is None and version == ("", ""):
+            before = lease.Sighting(version=version, first_seen_at_s=started_at_s)
+        sightings[rank] = lease.observe(before, version, now_s=now_s)
+        if lease.is_expired(sightings[rank], lease_s=member.timeout_s, now_s=now_s):
+            lost.append(rank)
+    return tuple(lost)

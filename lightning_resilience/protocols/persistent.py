@@ -1,0 +1,112 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Repeat store operations while the shared store is away, for a bounded time.
+
+Inside a joint operation nobody makes up a verdict: a rank that cannot read the store tries again,
+with full jitter, until it has been away for ``patience_s``, and then gives up with the error it is
+told to raise. Repeating is safe for everything but ``Add``: a read has no effect, a ``Set`` is
+idempotent, and every compare-and-set carries a writer nonce, so that one whose answer was lost
+answers "I won" the second time. ``Add`` is passed on and may fail.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from lightning_resilience.core import backoff
+from lightning_resilience.core.events import StoreLost, StoreReturned
+from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.protocols.effects import (
+    CompareAndSet,
+    Delete,
+    Draw,
+    Emit,
+    Get,
+    MultiGet,
+    Now,
+    Set,
+    Sleep,
+    WaitFor,
+)
+from lightning_resilience.protocols.transform import transform
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.protocols.effects import Effect, Protocol
+
+
+__all__ = ["Persistence", "with_persistence"]
+
+T = TypeVar("T")
+
+_REPEATABLE = (Get, MultiGet, Set, Delete, CompareAndSet, WaitFor)
+
+# Retries on the store are load too, and must grow: constant ones collapsed the store in simulation.
+_BASE_S: Final = 0.1
+_CAP_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persistence:
+    """For how long to try, and what to raise then.
+
+    Args:
+        op: Name of the operation, for the events.
+        patience_s: How long the store may be away, in seconds; 0 gives up at once.
+        error: Makes the error to raise from the time that has passed and the store's last error.
+    """
+
+    op: str
+    patience_s: float
+    error: Callable[[float, StoreUnavailableError], Exception]
+
+
+def with_persistence(inner: Protocol[T], persistence: Persistence) -> Protocol[T]:
+    """Run ``inner`` and repeat its store operations while the store does not answer.
+
+    Args:
+        inner: The protocol. It may still see ``StoreUnavailableError`` from ``Add``.
+        persistence: For how long, and what follows.
+
+    Returns:
+        What ``inner`` returns.
+    """
+    return transform(inner, partial(_perform, persistence=persistence))
+
+
+def _perform(effect: Effect, *, persistence: Persistence) -> Protocol[Any]:
+    if not isinstance(effect, _REPEATABLE):
+        return (yield effect)
+    try:
+        return (yield effect)
+    except StoreUnavailableError as error:
+        return (yield from _repeat(effect, error, persistence))
+
+
+def _repeat(
+    effect: Effect, first: StoreUnavailableError, persistence: Persistence
+) -> Protocol[Any]:
+    lost_at_s: float = yield Now()
+    last = first
+    elapsed_s = 0.0
+    attempt = 0
+    yield Emit(StoreLost(op=persistence.op, error=str(first)))
+    while elapsed_s < persistence.patience_s:
+        attempt += 1
+        draw: float = yield Draw()
+        delay_s = backoff.delay_s(attempt, base_s=_BASE_S, cap_s=_CAP_S, draw=draw)
+        yield Sleep(min(delay_s, persistence.patience_s - elapsed_s))
+        try:
+            value = yield effect
+        except StoreUnavailableError as error:
+            last = error
+            elapsed_s = (yield Now()) - lost_at_s
+        else:
+            lost_for_s = (yield Now()) - lost_at_s
+            yield Emit(StoreReturned(op=persistence.op, lost_for_s=lost_for_s))
+            return value
+    raise persistence.error(elapsed_s, last) from last

@@ -1,0 +1,278 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Wait for an ill dependency: together, pushed, and with one probe for the whole job.
+
+Whoever finds the circuit open draws a ticket and sleeps on the bell of this trip. When the open
+wait is over by its own sight, a waiter claims the probe by compare-and-set; the one that wins makes
+one real call, applies the result to exactly the record that its claim wrote, and rings. Everybody
+else goes on sleeping.
+
+If the prober dies, its claim is a record that no longer changes: the nearest waiters see that and
+take over after the lease. If it is merely paused, its result names an epoch that is over and
+changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.core import backoff, breaker, lease, waiting
+from lightning_resilience.core.breaker import (
+    BreakerInput,
+    ProbeClaimed,
+    ProbeFailed,
+    ProbeReleased,
+    ProbeSucceeded,
+)
+from lightning_resilience.core.events import DependencyAwaited, ProbeEnded, ProbeStarted
+from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.errors import CircuitOpenError, StoreUnavailableError
+from lightning_resilience.protocols.circuit import apply_to, current, refresh
+from lightning_resilience.protocols.effects import Add, Call, Draw, Emit, Nonce, Now, Sleep, WaitFor
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.core.breaker import BreakerView
+    from lightning_resilience.core.outcome import Outcome
+    from lightning_resilience.core.records import BreakerRecord
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.circuit import Circuit
+    from lightning_resilience.protocols.effects import Protocol
+
+
+__all__ = ["Patience", "await_passage", "try_probe"]
+
+_PAUSE_BASE_S: Final = 0.05
+_PAUSE_CAP_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How a caller waits for an ill dependency.
+
+    Args:
+        probe: A real operation of the failing class; raises where the dependency is still ill.
+        classify: Makes an outcome of an exception.
+        when_open: ``wait``, or ``raise`` at once.
+        chunk_s: Longest time between two looks at the record, in seconds.
+        voice_s: Longest time between two events that say what is awaited, in seconds.
+        spread_s: After the wait, callers come back over this time, in seconds, so that they do not
+            return in the same instant.
+    """
+
+    probe: Callable[[CancelToken], Any]
+    classify: Callable[[BaseException], Outcome]
+    when_open: str = "wait"
+    chunk_s: float = waiting.LONGEST_CHUNK_S
+    voice_s: float = waiting.LONGEST_CHUNK_S
+    spread_s: float = 1.0
+
+
+def await_passage(
+    circuit: Circuit, patience: Patience, *, operation: str, deadline_at_s: float
+) -> Protocol[BreakerView]:
+    """Return once the circuit lets calls through.
+
+    Costs no store operation while the view is fresh and closed.
+
+    Args:
+        circuit: What this process remembers of the breaker.
+        patience: How to wait.
+        operation: What waits, for the events.
+        deadline_at_s: When to give up, on this process's clock.
+
+    Returns:
+        The view that lets the caller pass; its epoch belongs to the caller's result.
+
+    Raises:
+        CircuitOpenError: The circuit is open and ``when_open`` is ``raise``, or the deadline has
+            passed.
+    """
+    view = yield from current(circuit)
+    if breaker.passes(view.record):
+        return view
+    if patience.when_open == "raise":
+        now_s: float = yield Now()
+        raise _refused(circuit, view, now_s=now_s, why="and the policy is not to wait")
+    view = yield from _wait(
+        circuit, patience, view, operation=operation, deadline_at_s=deadline_at_s
+    )
+    draw: float = yield Draw()
+    yield Sleep(draw * patience.spread_s)
+    return view
+
+
+def _wait(
+    circuit: Circuit, patience: Patience, view: BreakerView, *, operation: str, deadline_at_s: float
+) -> Protocol[BreakerView]:
+    started_at_s: float = yield Now()
+    now_s = started_at_s
+    generation = -1
+    ticket: int | None = None
+    woken_in_vain = 0
+    while not breaker.passes(view.record):
+        if now_s >= deadline_at_s:
+            raise _refused(
+                circuit, view, now_s=now_s, why=f"after {now_s - started_at_s:.1f} s of waiting"
+            )
+        if view.record.generation != generation:
+            generation = view.record.generation
+            ticket = yield from _draw_ticket(circuit, generation)
+        if waiting.is_probe_due(view, circuit.config, now_s=now_s):
+            yield from try_probe(circuit, patience, view)
+        else:
+            yield Emit(
+                _awaited(circuit, view, operation, elapsed_s=now_s - started_at_s, now_s=now_s)
+            )
+            woken_in_vain += yield from _sleep_on_bell(
+                circuit, patience, view, near=waiting.is_near(ticket), deadline_at_s=deadline_at_s
+            )
+            yield from _pause(woken_in_vain)
+        view = yield from refresh(circuit)
+        now_s = yield Now()
+    return view
+
+
+def _draw_ticket(circuit: Circuit, generation: int) -> Protocol[int | None]:
+    try:
+        ticket: int = yield Add(circuit.keys.waiting(circuit.dependency, generation), 1)
+    except StoreUnavailableError:
+        return None
+    return ticket
+
+
+def _sleep_on_bell(
+    circuit: Circuit, patience: Patience, view: BreakerView, *, near: bool, deadline_at_s: float
+) -> Protocol[bool]:
+    now_s: float = yield Now()
+    longest_s = min(patience.chunk_s, patience.voice_s, max(deadline_at_s - now_s, _PAUSE_BASE_S))
+    wait_s = waiting.next_wait_s(view, circuit.config, near=near, longest_s=longest_s, now_s=now_s)
+    rung: bool = yield WaitFor(
+        circuit.keys.bell(circuit.dependency, view.record.generation), wait_s
+    )
+    return rung
+
+
+def _pause(woken_in_vain: int) -> Protocol[None]:
+    # The bell has rung, so this is the way out. It is a way back in only where the store was lost
+    # and rebuilt at the same generation, and then a bell that stays rung must not make a busy loop.
+    if woken_in_vain > 1:
+        draw: float = yield Draw()
+        yield Sleep(
+            backoff.delay_s(woken_in_vain, base_s=_PAUSE_BASE_S, cap_s=_PAUSE_CAP_S, draw=draw)
+        )
+
+
+def _awaited(
+    circuit: Circuit, view: BreakerView, operation: str, *, elapsed_s: float, now_s: float
+) -> DependencyAwaited:
+    return DependencyAwaited(
+        dependency=circuit.dependency,
+        operation=operation,
+        state=view.record.state,
+        elapsed_s=elapsed_s,
+        next_probe_in_s=waiting.next_probe_in_s(view, circuit.config, now_s=now_s),
+    )
+
+
+def _refused(circuit: Circuit, view: BreakerView, *, now_s: float, why: str) -> CircuitOpenError:
+    record = view.record
+    retry_after_s = waiting.next_probe_in_s(view, circuit.config, now_s=now_s)
+    message = (
+        f"The circuit of {circuit.dependency} is {record.state} (epoch {record.epoch}: "
+        f"{record.reason}), {why}. "
+        "The job stays away from an ill dependency; look at its health first."
+    )
+    return CircuitOpenError(
+        message,
+        dependency=circuit.dependency,
+        retry_after_s=retry_after_s,
+        epoch=record.epoch,
+        reason=record.reason,
+    )
+
+
+def try_probe(circuit: Circuit, patience: Patience, view: BreakerView) -> Protocol[None]:
+    """Claim the probe and, if this process wins, probe and apply the result.
+
+    Args:
+        circuit: What this process remembers.
+        patience: Holds the probe.
+        view: The record that is overdue by this process's own sight.
+    """
+    holder: str = yield Nonce()
+    claimed_at_s: float = yield Now()
+    unchanged_s = claimed_at_s - view.sighting.first_seen_at_s
+    taken_over = bool(view.record.holder)
+    if not (
+        yield from apply_to(circuit, view, ProbeClaimed(holder=holder, unchanged_s=unchanged_s))
+    ):
+        return
+    mine = circuit.view
+    if mine is None or mine.record.holder != holder:
+        return
+    epoch = mine.record.epoch
+    yield Emit(ProbeStarted(dependency=circuit.dependency, epoch=epoch, taken_over=taken_over))
+    try:
+        result, succeeded, detail = yield from _probe(
+            circuit, patience, mine.record, claimed_at_s=claimed_at_s
+        )
+    except GeneratorExit:
+        raise
+    except BaseException:
+        # Interrupted: the permit goes back at once instead of at the end of its lease.
+        yield from apply_to(circuit, mine, ProbeReleased(epoch=epoch, holder=holder))
+        raise
+    yield from apply_to(circuit, mine, result)
+    yield from _report_end(circuit, epoch, succeeded=succeeded, detail=detail)
+
+
+def _probe(
+    circuit: Circuit, patience: Patience, mine: BreakerRecord, *, claimed_at_s: float
+) -> Protocol[tuple[BreakerInput, bool, str]]:
+    config = circuit.config
+    epoch, holder = mine.epoch, mine.holder
+    now_s: float = yield Now()
+    if not lease.has_time_left(
+        claimed_at_s=claimed_at_s,
+        work_s=config.probe_timeout_s,
+        lease_s=config.probe_lease_s,
+        now_s=now_s,
+    ):
+        detail = "this process was paused for too long after its claim"
+        return ProbeReleased(epoch=epoch, holder=holder), False, detail
+    try:
+        yield Call(patience.probe, timeout_s=config.probe_timeout_s)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        outcome = patience.classify(error)
+        if outcome.failure is FailureClass.CANCELLED:
+            raise
+        if outcome.counts:
+            return (
+                ProbeFailed(epoch=epoch, holder=holder, reason=outcome.error),
+                False,
+                outcome.error,
+            )
+        # It was answered, if only with a refusal: the dependency is up.
+        return ProbeSucceeded(epoch=epoch, holder=holder), True, f"answered with {outcome.error}"
+    return ProbeSucceeded(epoch=epoch, holder=holder), True, "the probe succeeded"
+
+
+def _report_end(circuit: Circuit, epoch: int, *, succeeded: bool, detail: str) -> Protocol[None]:
+    now_s: float = yield Now()
+    view = circuit.view
+    next_s = None if view is None else waiting.next_probe_in_s(view, circuit.config, now_s=now_s)
+    yield Emit(
+        ProbeEnded(
+            dependency=circuit.dependency,
+            epoch=epoch,
+            succeeded=succeeded,
+            detail=detail,
+            next_probe_in_s=next_s,
+        )
+    )

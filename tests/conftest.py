@@ -1,0 +1,171 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every test: nothing leaks from one into the next.
+
+A test that leaves an environment variable, a signal handler, a thread or a process group behind
+fails itself, instead of a later one that has nothing to do with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+TESTS = Path(__file__).resolve().parent
+
+hypothesis.settings.register_profile(
+    "ci", derandomize=True, deadline=None, max_examples=100, print_blob=True
+)
+hypothesis.settings.register_profile("dev", deadline=None, max_examples=200)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# What frameworks set in passing; it is put back after the test, but no test is blamed for it.
+FOREIGN_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_MODULE_LOADING",
+    "KMP_",
+    "OMP_NUM_THREADS",
+    "PL_GLOBAL_SEED",
+    "PL_SEED_WORKERS",
+    "PYTEST_",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCHINDUCTOR_",
+    "TORCH_NCCL_",
+)
+# Threads that a library starts once and keeps for the life of the process.
+FOREIGN_THREADS = (
+    "asyncio_",  # executor of an event loop that fsspec keeps
+    "fsspecIO",  # fsspec's event loop
+    "pin_memory",  # torch's data loader
+    "tmonitor",  # progress bars
+)
+# Not SIGALRM: pytest-timeout owns it and sets it for each phase of a test.
+SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+THREAD_GRACE_S = 10.0
+MAPPED_LOOPBACK = "::ffff:127.0.0.1"
+HOSTS_LINE = f"{MAPPED_LOOPBACK} localhost\n"
+HOSTS_KEY = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the store of torch a resolver that answers, where this process may."""
+    config.stash[HOSTS_KEY] = ""
+    if not hasattr(config, "workerinput") and os.geteuid() == 0:
+        config.stash[HOSTS_KEY] = name_loopback(Path("/etc/hosts"))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say it where a file of the machine was changed."""
+    return config.stash[HOSTS_KEY] or None
+
+
+def name_loopback(hosts: Path) -> str:
+    """Name the mapped loopback address in ``hosts`` where it has no name.
+
+    torch's TCPStore looks up the name of every client in the one thread that serves them all. An
+    address without a name is asked of the network each time, and a resolver that is slow to answer
+    then holds up every test that shares a store.
+    """
+    with contextlib.suppress(OSError):
+        name, _ = socket.getnameinfo((MAPPED_LOOPBACK, 0, 0, 0), 0)
+        if name != MAPPED_LOOPBACK:
+            return ""
+    with contextlib.suppress(OSError):
+        text = hosts.read_text(encoding="utf-8")
+        if HOSTS_LINE not in text:
+            with hosts.open("a", encoding="utf-8") as file:
+                file.write(("" if text.endswith("\n") else "\n") + HOSTS_LINE)
+            return f"hosts: {HOSTS_LINE.strip()!r} added to {hosts}: the address had no name"
+    return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that load the machine out of each other's way, and give long ones time."""
+    for item in items:
+        long = item.get_closest_marker("integration") or item.get_closest_marker("multiprocess")
+        if item.get_closest_marker("integration") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(180))
+        if long and not item.get_closest_marker("xdist_group"):
+            # One file's tests share servers and clusters; many processes share two cores.
+            name = "multiprocess" if item.get_closest_marker("multiprocess") else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(name))
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_environment() -> Iterator[None]:
+    before = dict(os.environ)
+
+    yield
+
+    after = dict(os.environ)
+    changed = sorted(
+        name
+        for name in before.keys() | after.keys()
+        if before.get(name) != after.get(name) and not name.startswith(FOREIGN_VARIABLES)
+    )
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+    assert not changed, f"environment variables left changed: {', '.join(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_signal_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    yield
+
+    changed = [number for number in SIGNALS if signal.getsignal(number) != before[number]]
+    for number in changed:
+        signal.signal(number, before[number])
+    assert not changed, f"signal handlers left changed: {[number.name for number in changed]}"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_threads() -> Iterator[None]:
+    before = set(threading.enumerate())
+
+    yield
+
+    deadline_s = time.monotonic() + THREAD_GRACE_S
+    leaked = [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and not thread.name.startswith(FOREIGN_THREADS)
+    ]
+    for thread in leaked:
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+    names = [thread.name for thread in leaked if thread.is_alive()]
+    assert not names, f"threads still run {THREAD_GRACE_S:g} s after the test: {names}"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_process_group() -> Iterator[None]:
+    yield
+
+    distributed = sys.modules.get("torch.distributed")
+    leaked = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if distributed is not None and leaked:
+        distributed.destroy_process_group()
+    assert not leaked, "the default process group was left initialised"

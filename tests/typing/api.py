@@ -1,0 +1,78 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Never run: type checkers read it, and so see the public names as a user's code does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import Trainer
+from typing_extensions import assert_type
+
+import lightning_resilience
+from lightning_resilience import (
+    BreakerConfig,
+    CallTimeoutError,
+    CheckpointError,
+    CircuitOpenError,
+    ConfigError,
+    CorruptRecordError,
+    JointError,
+    JointUnavailableError,
+    ResilienceCallback,
+    ResilienceError,
+    RetriesExhaustedError,
+    RetryPolicy,
+    StoreError,
+    StoreUnavailableError,
+)
+
+
+if TYPE_CHECKING:
+    from lightning.pytorch.callbacks import Callback
+
+assert_type(lightning_resilience.__version__, str)
+
+policy = RetryPolicy(base_delay_s=1, max_delay_s=30.0, max_attempts=5, deadline_s=1800)
+assert_type(policy.max_attempts, int)
+assert_type(policy.max_delay_s, float)
+breaker = BreakerConfig(trip_failures=3, window_s=600, open_for_s=10, max_open_for_s=60)
+assert_type(breaker.trip_failures, int)
+RetryPolicy(5)  # type: ignore[call-arg]  # options have names
+RetryPolicy(max_attempts="five")  # type: ignore[arg-type]
+RetryPolicy(max_retries=4)  # type: ignore[call-arg]
+policy.max_attempts = 6  # type: ignore[misc]  # configs are frozen
+
+callback: Callback = ResilienceCallback(retry=policy, breaker=breaker, on_outage="wait")
+Trainer(callbacks=[ResilienceCallback(), callback])
+
+
+def narrow(error: ResilienceError) -> None:
+    """Every error has its facts as typed attributes."""
+    if isinstance(error, JointUnavailableError):
+        assert_type(error.lost_ranks, tuple[int, ...])
+    elif isinstance(error, JointError):
+        assert_type(error.first_rank, int | None)
+    elif isinstance(error, CircuitOpenError):
+        assert_type(error.retry_after_s, float | None)
+    elif isinstance(error, RetriesExhaustedError):
+        assert_type(error.attempts, int)
+    elif isinstance(error, CorruptRecordError):
+        assert_type(error.key, str)
+
+
+def handle(error: Exception) -> str:
+    """Errors can be caught by what a user already catches."""
+    try:
+        raise error
+    except ConfigError as wrong:
+        as_value_error: ValueError = wrong
+        return str(as_value_error)
+    except CallTimeoutError as slow:
+        as_timeout: TimeoutError = slow
+        return str(as_timeout)
+    except StoreUnavailableError as gone:
+        as_store_error: StoreError = gone
+        return str(as_store_error)
+    except CheckpointError as wrong:
+        return str(wrong)
