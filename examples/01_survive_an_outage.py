@@ -12,11 +12,11 @@ server on loopback, behind a proxy. From the write of ``step=0040.ckpt`` on, the
 * With ``ResilienceCallback()`` the ranks wait together, for longer than the process group's timeout
   of 10 s, one rank probes for all, and training goes on where it stood: no restart, nothing lost.
 
-Times are scaled down, in both runs alike: an outage of many minutes to 20 s, a process-group timeout
-of half an hour to 10 s, and the S3 client's own patience from 40 s to 2 s (``AWS_MAX_ATTEMPTS=1``;
-the five tries of s3fs stay). With its full patience this outage costs one restart, and it takes
-minutes to burn three. Where workers start slowly the outage is longer than 20 s, for both runs
-alike: long enough for all restarts to fall into it, and decided before it begins.
+Times are scaled down, in both runs alike: an outage of many minutes to 20 s, a process-group
+timeout of half an hour to 10 s, and the S3 client's own patience from 40 s to 2 s
+(``AWS_MAX_ATTEMPTS=1``; the five tries of s3fs stay). With its full patience this outage costs one
+restart, and it takes minutes to burn three. Where workers start slowly the outage is longer than
+20 s, for both runs alike: long enough for all restarts to fall into it, decided before it begins.
 
 Run it (one to two minutes; needs ``s3fs``, ``moto[server]`` and ``scikit-learn``)::
 
@@ -88,7 +88,7 @@ SAVE_EVERY = 10
 SLOW_DOWN = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"""
 # Headers that speak of one connection, not of the message; the length is told anew.
-HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "expect", "te"}
+HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "expect"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +261,7 @@ class Outage:
 
     def decide(self, method: str, path: str) -> str:
         """Count a request; return whether to ``forward``, ``refuse`` or ``reset`` it."""
+        path = path.split("?")[0]
         kind = "checkpoint" if path.endswith(".ckpt") else "other"
         kind = "probe" if ".resilience/probe/" in path else kind
         with self._lock:
@@ -373,7 +374,7 @@ class ProxyHandler(http.server.BaseHTTPRequestHandler):
 def child(command: list[str], log: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process in a group of its own, and leave nothing of it behind."""
     with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 - the command is put together here
+        process = subprocess.Popen(
             [sys.executable, *command],
             env=os.environ | settings,
             stdout=output,
@@ -640,7 +641,7 @@ def isolate() -> None:
 def run_demo(options: argparse.Namespace, scale: Scale) -> int:
     """Run the job twice and say what came of it."""
     isolate()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # Wide enough for the table where there is no terminal to ask.
     width = None if sys.stdout.isatty() else 120
     console = Console(width=width, markup=False, emoji=False, highlight=False)
