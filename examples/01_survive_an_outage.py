@@ -28,11 +28,11 @@ The last lines, under a table with the figures; the exit code is 0 only if every
     ✓ without the callback: every restart was used
     ✓ with the callback: the job ended with exit code 0
     ✓ with the callback: no restart was used
-    ✓ with the callback: every checkpoint is there, loads, and holds the step in its name
+    ✓ with the callback: every checkpoint is there, loads, and holds the right step
     ✓ with the callback: training waited for longer than the process group's timeout
     ✓ with the callback: the breaker went open, half_open, recovering
     ✓ with the callback: every rank reads the same history
-    ✓ with the callback: what each rank saw on the way is a part of that history
+    ✓ with the callback: what each rank saw on the way is a part of it
     ✓ with the callback: requests during the outage stayed within the bound
     ✓ the same outage struck both jobs while they trained
     All 11 claims hold.
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
 BUCKET = "demo"
 RANKS = 2
 SAVE_EVERY = 10
+HEALTH = {"before": "well", "during": "ILL", "after": "well again"}
 SLOW_DOWN = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"""
 # Headers that speak of one connection, not of the message; the length is told anew.
@@ -129,11 +130,7 @@ FAST = Scale(
     max_restarts=1,
     retry=RetryPolicy(base_delay_s=0.2, throttle_base_delay_s=0.5, max_delay_s=2.0),
     breaker=BreakerConfig(
-        open_for_s=3.0,
-        max_open_for_s=3.0,
-        view_max_age_s=1.0,
-        probe_timeout_s=0.5,
-        probe_lease_s=2.5,
+        open_for_s=3, max_open_for_s=3, view_max_age_s=1, probe_timeout_s=0.5, probe_lease_s=2.5
     ),
 )
 
@@ -181,32 +178,26 @@ def leave_with_launcher(launcher: int) -> None:
     os._exit(1)
 
 
-def run_worker(options: argparse.Namespace, scale: Scale) -> None:
-    """Train as one rank of the job."""
+def run_worker(home: Path, scale: Scale) -> None:
+    """Train as one rank of the job; ``home`` says where to report to, and which job it is."""
     watch = threading.Thread(target=leave_with_launcher, args=(os.getppid(),), daemon=True)
     watch.start()
-    newest = f"{options.url}/last.ckpt"
+    folder = f"s3://{BUCKET}/{home.name}"
+    newest = f"{folder}/last.ckpt"
     resume_from = newest if fsspec.url_to_fs(newest)[0].exists(newest) else None
-    callbacks: list[Callback] = [
-        Pace(scale.pace_s, options.reports / "step"),
-        ModelCheckpoint(
-            dirpath=options.url,
-            filename="{step:04d}",
-            every_n_train_steps=SAVE_EVERY,
-            save_top_k=-1,
-            save_last=True,
-        ),
-    ]
-    # At full scale, retry and breaker are what ResilienceCallback() has anyway.
+    checkpoints = ModelCheckpoint(
+        folder, "{step:04d}", every_n_train_steps=SAVE_EVERY, save_top_k=-1, save_last=True
+    )
+    callbacks = [checkpoints, Pace(scale.pace_s, home / "step")]
+    # At full scale, these are the options that ResilienceCallback() has anyway.
     resilience = ResilienceCallback(retry=scale.retry, breaker=scale.breaker)
-    if options.protected:
+    if home.name == "with":
         callbacks.append(resilience)
+    timeout = timedelta(seconds=scale.group_timeout_s)
     trainer = Trainer(
         accelerator="cpu",
         devices=RANKS,
-        strategy=DDPStrategy(
-            process_group_backend="gloo", timeout=timedelta(seconds=scale.group_timeout_s)
-        ),
+        strategy=DDPStrategy(process_group_backend="gloo", timeout=timeout),
         max_steps=scale.steps,
         max_epochs=-1,
         callbacks=callbacks,
@@ -218,9 +209,9 @@ def run_worker(options: argparse.Namespace, scale: Scale) -> None:
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     data = TensorDataset(images, torch.tensor(digits.target))
     trainer.fit(DigitsNet(), DataLoader(data, batch_size=32, shuffle=True), ckpt_path=resume_from)
-    if options.protected:
+    if home.name == "with":
         report = {name: asdict(told) for name, told in resilience.breaker_report().items()}
-        (options.reports / f"breaker-{trainer.global_rank}.json").write_text(json.dumps(report))
+        (home / f"breaker-{trainer.global_rank}.json").write_text(json.dumps(report))
 
 
 # --- the storage's bad day -----------------------------------------------------------------------
@@ -261,7 +252,7 @@ class Outage:
 
     def decide(self, method: str, path: str) -> str:
         """Count a request; return whether to ``forward``, ``refuse`` or ``reset`` it."""
-        path = path.split("?")[0]
+        path = path.split("?", maxsplit=1)[0]
         kind = "checkpoint" if path.endswith(".ckpt") else "other"
         kind = "probe" if ".resilience/probe/" in path else kind
         with self._lock:
@@ -374,12 +365,9 @@ class ProxyHandler(http.server.BaseHTTPRequestHandler):
 def child(command: list[str], log: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process in a group of its own, and leave nothing of it behind."""
     with log.open("wb") as output:
+        command, streams = [sys.executable, *command], {"stdout": output, "stderr": output}
         process = subprocess.Popen(
-            [sys.executable, *command],
-            env=os.environ | settings,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, env=os.environ | settings, start_new_session=True, **streams
         )
     try:
         yield process
@@ -435,9 +423,8 @@ class Run:
         self.home.mkdir()
         command = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
         command += [f"--nproc-per-node={RANKS}", f"--max-restarts={self.scale.max_restarts}"]
-        command += [f"--log-dir={self.home / 'workers'}", "--redirects=3", __file__, "--worker"]
-        command += [f"--url=s3://{BUCKET}/{self.home.name}", f"--reports={self.home}"]
-        command += ["--protected"] * (self.home.name == "with") + ["--fast"] * (self.scale is FAST)
+        command += [f"--log-dir={self.home / 'workers'}", "--redirects=3"]
+        command += [__file__, f"--worker={self.home}", *["--fast"] * (self.scale is FAST)]
         began_s = time.monotonic()
         with ProxyServer(self.outage, storage) as proxy:
             threading.Thread(target=proxy.serve_forever, daemon=True).start()
@@ -452,22 +439,20 @@ class Run:
     def follow(self, console: Console, launcher: subprocess.Popen[bytes]) -> None:
         """Show one line of progress until the job ends, for at most 150 s."""
         began_s = told_s = time.monotonic()
-        step_file = self.home / "step"
+        step_file, seen = self.home / "step", self.outage
         with console.status(self.title) as status:
-            while launcher.poll() is None and (now_s := time.monotonic()) < began_s + 150:
+            while launcher.poll() is None:
+                now_s = time.monotonic()
                 step = step_file.read_text() if step_file.exists() else "0"
-                line = (
-                    f"{self.title}: {now_s - began_s:3.0f} s, {self.restarts} restarts, step {step}"
-                )
-                health = {"before": "well", "during": "ILL", "after": "well again"}
-                line += f", storage {health[self.outage.phase()]}"
-                line += f", {self.outage.during} requests while it was ill" * (
-                    self.outage.during > 0
-                )
+                line = f"{self.title}: {now_s - began_s:3.0f} s, {self.restarts} restarts, "
+                line += f"step {step}, storage {HEALTH[seen.phase()]}"
+                line += f", {seen.during} requests while it was ill" if seen.during else ""
                 status.update(line)
                 if not console.is_terminal and now_s > told_s + 3:
                     told_s = now_s
                     console.print(line)
+                if now_s > began_s + 150:
+                    raise SystemExit(f"{line}. It should have ended. The logs are in {self.home}")
                 time.sleep(0.2)
 
     @property
@@ -515,94 +500,80 @@ def load_steps(storage: Any, folder: str) -> dict[str, int | str]:  # noqa: ANN4
     return steps
 
 
-def chain(told: dict[str, Any], key: str) -> list[tuple[int, str]]:
+def chain(told: dict[str, Any], key: str = "history") -> list[str]:
     """Return the transitions that one rank read at the end, or saw on the way."""
-    return [(epoch, state) for epoch, state, *_ in told[key]]
+    return [f"{epoch} {state}" for epoch, state, *_ in told[key]]
 
 
-def is_part(seen: list[tuple[int, str]], history: list[tuple[int, str]]) -> bool:
-    """Say whether ``seen`` is a subsequence of ``history``."""
-    rest = iter(history)
-    return all(transition in rest for transition in seen)
-
-
-def claims(plain: Run, protected: Run, scale: Scale) -> list[tuple[str, bool]]:
+def claims(plain: Run, protected: Run, scale: Scale) -> dict[str, bool]:
     """Say everything that the demo claims, and whether it is so."""
-    without, with_ = "without the callback", "with the callback"
     ill, reports = protected.outage, protected.reports
-    told = [report[name] for report in reports for name in report]
-    paths = [
-        {name: " ".join(state for _, state in chain(report[name], "history")) for name in report}
+    histories = [{name: told["history"] for name, told in report.items()} for report in reports]
+    # A chain is a part of another if all of it can be found in one walk through the other.
+    parts = [
+        all(transition in walk for transition in chain(told, "seen"))
+        for report in reports
+        for told in report.values()
+        for walk in [iter(chain(told))]
+    ]
+    path = [
+        any(
+            re.search(r"\d+ open,\d+ half_open,\d+ recovering", ",".join(chain(told)))
+            for told in report.values()
+        )
         for report in reports
     ]
-    went = [any("open half_open recovering" in path for path in mine.values()) for mine in paths]
-    histories = [{name: report[name]["history"] for name in report} for report in reports]
-    struck = [run.outage.struck_at_s > 0 and run.outage.during > 0 for run in (plain, protected)]
-    return [
-        (f"{without}: the job failed", plain.exit_code != 0),
-        (f"{without}: every restart was used", plain.restarts == scale.max_restarts),
-        (f"{with_}: the job ended with exit code 0", protected.exit_code == 0),
-        (f"{with_}: no restart was used", protected.restarts == 0),
-        (
-            f"{with_}: every checkpoint is there, loads, and holds the step in its name",
-            protected.checkpoints == scale.checkpoints(),
+    struck = all(run.outage.struck_at_s and run.outage.during for run in (plain, protected))
+    everyone = len(reports) == RANKS
+    without, with_ = "without the callback", "with the callback"
+    return {
+        f"{without}: the job failed": plain.exit_code != 0,
+        f"{without}: every restart was used": plain.restarts == scale.max_restarts,
+        f"{with_}: the job ended with exit code 0": protected.exit_code == 0,
+        f"{with_}: no restart was used": protected.restarts == 0,
+        f"{with_}: every checkpoint is there, loads, and holds the right step": (
+            protected.checkpoints == scale.checkpoints()
         ),
-        (
-            f"{with_}: training waited for longer than the process group's timeout",
-            ill.waited_s() > scale.group_timeout_s,
+        f"{with_}: training waited for longer than the process group's timeout": (
+            ill.waited_s() > scale.group_timeout_s
         ),
-        (
-            f"{with_}: the breaker went open, half_open, recovering",
-            len(went) == RANKS and all(went),
+        f"{with_}: the breaker went open, half_open, recovering": everyone and all(path),
+        f"{with_}: every rank reads the same history": (
+            everyone and all(history == histories[0] for history in histories)
         ),
-        (
-            f"{with_}: every rank reads the same history",
-            len(reports) == RANKS and all(mine == histories[0] for mine in histories),
+        f"{with_}: what each rank saw on the way is a part of it": everyone and all(parts),
+        f"{with_}: requests during the outage stayed within the bound": (
+            0 < ill.during <= scale.most_requests(ill.length_s)
         ),
-        (
-            f"{with_}: what each rank saw on the way is a part of that history",
-            len(reports) == RANKS
-            and all(is_part(chain(one, "seen"), chain(one, "history")) for one in told),
+        "the same outage struck both jobs while they trained": (
+            struck and plain.outage.length_s == ill.length_s
         ),
-        (
-            f"{with_}: requests during the outage stayed within the bound",
-            0 < ill.during <= scale.most_requests(ill.length_s),
-        ),
-        (
-            "the same outage struck both jobs while they trained",
-            all(struck) and plain.outage.length_s == ill.length_s,
-        ),
-    ]
+    }
 
 
 def table(plain: Run, protected: Run, scale: Scale) -> Table:
     """Lay out the figures of both runs, side by side."""
-    grid = Table("", "without the callback", "with the callback", show_lines=True)
-
-    def row(title: str, *cells: str) -> None:
-        grid.add_row(title, *cells)
-
-    runs = (plain, protected)
-    length_s = protected.outage.length_s
+    grid = Table("", plain.title, protected.title, show_lines=True)
+    runs, ill = (plain, protected), protected.outage
+    row = grid.add_row
     row("ended", *(f"exit code {run.exit_code} after {run.seconds:.0f} s" for run in runs))
     row("restarts used", *(f"{run.restarts} of {scale.max_restarts}" for run in runs))
     row("errors", *("\n".join(run.errors) or "none" for run in runs))
     row(f"checkpoints, of {len(scale.checkpoints())}", *(run.saved for run in runs))
-    row(f"requests in the {length_s:.0f} s of the outage", *(run.outage.told() for run in runs))
-    row("… at most", "no bound", str(scale.most_requests(length_s)))
-    row("waited for the storage", "–", f"{protected.outage.waited_s():.0f} s")
+    row(f"requests in the outage of {ill.length_s:.0f} s", *(run.outage.told() for run in runs))
+    row("… at most", "no bound", str(scale.most_requests(ill.length_s)))
+    row("waited for the storage", "–", f"{ill.waited_s():.0f} s")
     for rank, report in enumerate(protected.reports):
         for name, told in report.items():
-            history = " → ".join(f"{epoch} {state}" for epoch, state in chain(told, "history"))
-            seen = ", ".join(str(epoch) for epoch, _ in chain(told, "seen"))
-            story = f"{history or 'no transition'}\n(seen on the way: {seen or 'none'})"
-            row(f"{name} as rank {rank} reads it", "–", story)
+            history = " → ".join(chain(told)) or "no transition"
+            seen = ", ".join(chain(told, "seen")) or "none"
+            row(f"{name}, as rank {rank} reads it", "–", f"{history}\nseen on the way: {seen}")
     return grid
 
 
-def conclude(console: Console, results: list[tuple[str, bool]], logs: Path, *, keep: bool) -> int:
+def conclude(console: Console, results: dict[str, bool], logs: Path, *, keep: bool) -> int:
     """Print every claim with its mark; return the exit code."""
-    broken = sum(not holds for _, holds in results)
+    broken = sum(not holds for holds in results.values())
     if broken:
         newest = sorted(logs.glob("with/workers/*/attempt_*/*/stderr.log"))[-RANKS:]
         for log in [*sorted(logs.glob("*/torchrun.log")), *newest]:
@@ -612,7 +583,7 @@ def conclude(console: Console, results: list[tuple[str, bool]], logs: Path, *, k
         console.print(f"The logs are in {logs}", soft_wrap=True)
     else:
         shutil.rmtree(logs)
-    for claim, holds in results:
+    for claim, holds in results.items():
         console.print(f"{'✓' if holds else '✗'} {claim}")
     whole = f"All {len(results)} claims hold."
     console.print(f"{broken} of {len(results)} claims do not hold." if broken else whole)
@@ -638,7 +609,7 @@ def isolate() -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
-def run_demo(options: argparse.Namespace, scale: Scale) -> int:
+def run_demo(scale: Scale, *, keep: bool) -> int:
     """Run the job twice and say what came of it."""
     isolate()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -657,7 +628,7 @@ def run_demo(options: argparse.Namespace, scale: Scale) -> int:
         console.print(f"Interrupted. Nothing is left running; the logs are in {logs}")
         return 130
     console.print(table(plain, protected, scale))
-    return conclude(console, claims(plain, protected, scale), logs, keep=options.keep)
+    return conclude(console, claims(plain, protected, scale), logs, keep=keep)
 
 
 def main() -> int:
@@ -665,16 +636,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Survive an outage of the checkpoint storage.")
     parser.add_argument("--fast", action="store_true", help="shorter, for tests")
     parser.add_argument("--keep", action="store_true", help="keep the logs")
-    for hidden in ("--worker", "--protected"):
-        parser.add_argument(hidden, action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--url", help=argparse.SUPPRESS)
-    parser.add_argument("--reports", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     scale = FAST if options.fast else FULL
     if options.worker:
-        run_worker(options, scale)
+        run_worker(options.worker, scale)
         return 0
-    return run_demo(options, scale)
+    return run_demo(scale, keep=options.keep)
 
 
 if __name__ == "__main__":
