@@ -130,7 +130,7 @@ FAST = Scale(
     max_restarts=1,
     retry=RetryPolicy(base_delay_s=0.2, throttle_base_delay_s=0.5, max_delay_s=2.0),
     breaker=BreakerConfig(
-        open_for_s=3, max_open_for_s=3, view_max_age_s=1, probe_timeout_s=0.5, probe_lease_s=2.5
+        open_for_s=4, max_open_for_s=4, view_max_age_s=1, probe_timeout_s=1, probe_lease_s=3.5
     ),
 )
 
@@ -372,10 +372,9 @@ def child(command: list[str], log: Path, **settings: str) -> Iterator[subprocess
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
