@@ -22,13 +22,14 @@ import hypothesis
 import pytest
 
 from tests.s3_server import bucket, s3_server
+from tests.warm_python import warm_python
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["bucket", "s3_server"]
+__all__ = ["bucket", "s3_server", "warm_python"]
 
 TESTS = Path(__file__).resolve().parent
 
