@@ -196,14 +196,13 @@ def patched(trainer: Any) -> list[str]:
     ]
 
 
-def our_threads(within_s: float = 5.0) -> list[str]:
+def our_threads(prefix: str = "lightning-resilience", *, within_s: float = 5.0) -> list[str]:
     """Return the names of our threads that still run after a while."""
     until_s = time.monotonic() + within_s
-    for thread in threading.enumerate():
-        if thread.name.startswith("lightning-resilience"):
-            thread.join(max(0.0, until_s - time.monotonic()))
-    names = (thread.name for thread in threading.enumerate())
-    return [name for name in names if name.startswith("lightning-resilience")]
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith(prefix)]
+    for thread in ours:
+        thread.join(max(0.0, until_s - time.monotonic()))
+    return [thread.name for thread in ours if thread.is_alive()]
 
 
 def handlers() -> list[Any]:
@@ -277,7 +276,7 @@ def _left_behind(trainer: Any, before: list[Any]) -> dict[str, Any]:
             for number, old, new in zip(_HANDLED, before, handlers(), strict=True)
             if old != new and not (number == signal.SIGINT and new == signal.SIG_IGN)
         ],
-        "threads": our_threads(),
+        "threads": our_threads(within_s=2.0),
         "breakers": {
             name: {"state": report.state, "history": report.history, "seen": report.seen}
             for name, report in reports.items()
@@ -322,7 +321,7 @@ class Running:
     def names(self) -> list[str]:
         """Return the names of the checkpoints that are there, in the order of their steps."""
         path = Path(self.job.folder.removeprefix("faulty://"))
-        found = [item.name for item in path.iterdir() if item.suffix == ".ckpt"]
+        found = [item.name for item in path.glob("*.ckpt")]
         return sorted(found, key=lambda name: (len(name), name))
 
     def steps(self) -> list[int]:
@@ -341,6 +340,18 @@ def store_server() -> Iterator[int]:
     )
     yield server.port
     del server
+
+
+def forget_group(port: int) -> None:
+    """Remove the process group's own keys from a store server, and leave ours.
+
+    gloo's ranks look for each other under keys that a restart does not change, so those of an
+    earlier attempt may be taken for the new ones, and then nobody connects.
+    """
+    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=10))
+    for key in store.list_keys():
+        if key.startswith("default_pg"):
+            store.delete_key(key)
 
 
 def start(  # noqa: PLR0913 - what torchrun has options for

@@ -8,12 +8,14 @@ would be gone before they end.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING, Any
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from lightning_resilience.errors import ConfigError
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, Running, store_server
@@ -21,15 +23,16 @@ from tests.lightning_job import Job, Running, store_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.warm_python import WarmPython
 
 
 pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
-OUTAGE_S = 5.0
+GROUP_TIMEOUT_S = 4.0
+OUTAGE_S = 6.0
 """Longer than the process group's timeout."""
+Jobs: TypeAlias = "dict[str, Running]"
 
 NOT_PATIENT = {"on_outage": "fail"}
 
@@ -54,12 +57,20 @@ def start(warm_python: WarmPython, tmp_path: Path, port: int) -> Callable[..., R
     return start_job
 
 
-def succeeded(running: Running) -> list[dict[str, Any]]:
-    """Wait for the end of a job that is to end well."""
+def succeeded(running: Running, *, abandoned: int = 0) -> list[dict[str, Any]]:
+    """Wait for the end of a job that is to end well, with so many calls that still hang."""
     reports = running.wait()
     assert [report["code"] for report in reports] == [0, 0], running.told()
-    assert all(report["patched"] == [] and report["threads"] == [] for report in reports)
+    threads = ["lightning-resilience-call"] * abandoned
+    assert [report["threads"] for report in reports] == [threads, []]
+    assert [report["patched"] + report["handlers"] for report in reports] == [[], []]
     return reports
+
+
+def struck_s(running: Running) -> float:
+    """Time between the first and the last call that failed, in seconds."""
+    times = [call["at_s"] for call in running.plan.calls() if call["struck"]]
+    return float(times[-1] - times[0])
 
 
 def failed_alike(running: Running, *, within_s: float = 5.0) -> list[dict[str, Any]]:
@@ -76,104 +87,106 @@ def failed_alike(running: Running, *, within_s: float = 5.0) -> list[dict[str, A
     return reports
 
 
-def test_an_outage_longer_than_the_group_timeout_is_survived(
-    start: Callable[..., Running],
-) -> None:
-    """Both ranks come through an outage longer than the group's timeout with every checkpoint."""
-    running = start(Rule(operations=("put_file", "info"), error="reset", lasting_s=OUTAGE_S))
-
-    reports = succeeded(running)
-
-    assert running.names() == running.job.expected
-    assert running.steps() == [2, 4]
-    struck = [call for call in running.plan.calls() if call["struck"]]
-    assert struck[-1]["at_s"] - struck[0]["at_s"] > 2
-    histories = [report["breakers"]["faulty://tmp:read"]["history"] for report in reports]
-    assert histories[0] == histories[1]
-    assert [state for _, state, _ in histories[0]][:3] == ["closed", "open", "half_open"]
+# What stands between the ranks and a collective, place by place -------------------------------------
 
 
-def test_all_requests_of_an_outage_are_few(start: Callable[..., Running]) -> None:
-    """An outage sees the attempts that open the circuit, and then one probe at a time."""
-    running = start(Rule(operations=("put_file",), error="reset", lasting_s=OUTAGE_S))
-
-    succeeded(running)
-
-    struck = [call for call in running.plan.calls("put_file") if call["struck"]]
-    # Three failures open the circuit; probes follow 2.5 s apart.
-    assert 3 <= len(struck) <= 3 + 1 + OUTAGE_S / 2.5
-
-
-# What stands between the ranks and a collective, one by one ----------------------------------------
-
-
-def link_hangs_up(_trainer: Any) -> None:
-    """Make symbolic links fail for a while: ``save_last="link"`` does not go through fsspec."""
+def links_fail(_trainer: Any) -> None:
+    """Make links follow the plan: ``save_last="link"`` does not go through fsspec."""
     plan = FaultPlan(os.environ["FAULTY_FILESYSTEM"])
     link = os.symlink
 
     def symlink(source: Any, target: Any, **kwargs: Any) -> None:
         if plan.strike("symlink", str(target)) is not None:
-            message = "connection reset by peer"
-            raise ConnectionResetError(message)
+            raise ConnectionResetError
         link(source, target, **kwargs)
 
     def copy(source: Any, target: Any, **_kwargs: Any) -> None:
         # Lightning copies where it cannot link.
-        plan.strike("copy", str(target))
-        message = f"connection reset by peer: {source}"
-        raise ConnectionResetError(message)
+        plan.strike("copy", f"{source} {target}")
+        raise ConnectionResetError
 
     os.symlink = symlink
-    import shutil  # noqa: PLC0415
-
     shutil.copy = copy
 
 
-PLACES = {
-    "exists": (Rule(operations=("info",), name="step=2", error="reset", lasting_s=OUTAGE_S), {}),
-    "list": (Rule(operations=("isdir", "ls"), error="reset", lasting_s=OUTAGE_S), {}),
-    "remove": (
-        Rule(operations=("rm_file",), name="step=2", error="reset", lasting_s=OUTAGE_S),
-        {"save_top_k": 1},
-    ),
-    "save": (
-        Rule(operations=("put_file",), name="last", error="reset", lasting_s=OUTAGE_S),
-        {"save_last": True},
-    ),
+def outage(*operations: str, name: str = "") -> Rule:
+    """Reset the connections of these operations for longer than the group's timeout."""
+    return Rule(operations=operations, name=name, error="reset", lasting_s=OUTAGE_S)
+
+
+PLACES: dict[str, tuple[Rule, dict[str, Any]]] = {
+    "everywhere": (outage(), {}),
+    "put": (outage("put_file"), {}),
+    "exists": (outage("info", name="step=2"), {}),
+    "list": (outage("isdir", "ls"), {}),
+    "remove": (outage("rm_file", name="step=2"), {"checkpoint": {"save_top_k": 1}}),
+    "last": (outage("put_file", name="last"), {"checkpoint": {"save_last": True}}),
+    "link": (outage("symlink"), {"checkpoint": {"save_last": "link"}, "before": links_fail}),
 }
 
 
-@pytest.mark.parametrize("place", sorted(PLACES))
-def test_an_outage_in_any_place_is_survived(place: str, start: Callable[..., Running]) -> None:
-    """Each question to storage that stands before a collective waits for storage on both ranks."""
-    rule, checkpoint = PLACES[place]
-    running = start(rule, checkpoint=checkpoint)
+@pytest.fixture(scope="module")
+def ill(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """Start one job for each place, all at the same time: they spend theirs waiting."""
+    with contextlib.ExitStack() as servers:
+        jobs = {}
+        for place, (rule, options) in PLACES.items():
+            home = tmp_path_factory.mktemp(place)
+            folder = f"{home}/checkpoints" if place == "link" else f"faulty://{home}/checkpoints"
+            jobs[place] = lightning_job.start(
+                warm_python,
+                Job(folder=folder, group_timeout_s=GROUP_TIMEOUT_S, **options),
+                home / "job",
+                port=servers.enter_context(store_server()),
+                plan=FaultPlan.write(home / "plan", rule),
+            )
+        yield jobs
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_outage_longer_than_the_group_timeout_is_survived(place: str, ill: Jobs) -> None:
+    """Wherever storage fails for longer than the group's timeout, both ranks wait for it."""
+    running = ill[place]
 
     succeeded(running)
 
-    expected = running.job.expected if place != "remove" else ["step=4.ckpt"]
-    last = ["last.ckpt"] if place == "save" else []
-    assert running.names() == last + expected
-    assert any(call["struck"] for call in running.plan.calls())
+    kept = ["step=4.ckpt"] if place == "remove" else running.job.expected
+    last = ["last.ckpt"] if place in {"last", "link"} else []
+    assert running.names() == last + kept
+    assert running.steps() == [4] * len(last) + ([4] if place == "remove" else [2, 4])
+    assert struck_s(running) > 2
 
 
-def test_an_outage_while_linking_the_last_checkpoint_is_survived(
-    start: Callable[..., Running], tmp_path: Path
-) -> None:
-    """Where the last checkpoint is a link, making it waits for storage on both ranks."""
-    running = start(
-        Rule(operations=("symlink",), error="reset", lasting_s=OUTAGE_S),
-        folder=str(tmp_path / "local"),
-        checkpoint={"save_last": "link"},
-        before=link_hangs_up,
-    )
+def test_every_rank_reads_the_same_history(ill: Jobs) -> None:
+    """At the end, the breaker's history is the same on both ranks, and shows the outage."""
+    running = ill["put"]
+
+    breakers = [report["breakers"]["faulty://tmp:write"] for report in succeeded(running)]
+
+    assert breakers[0]["history"] == breakers[1]["history"]
+    states = [state for _, state, _ in breakers[0]["history"]]
+    assert states[:3] == ["closed", "open", "half_open"]
+    assert states[-1] in {"recovering", "closed"}
+
+
+def test_an_outage_sees_few_requests(ill: Jobs) -> None:
+    """An outage sees the attempts that open the circuit, and then one probe at a time."""
+    running = ill["put"]
 
     succeeded(running)
 
-    assert running.names() == ["last.ckpt", *running.job.expected]
-    assert (tmp_path / "local" / "last.ckpt").is_symlink()
-    assert running.steps() == [4, 2, 4]
+    struck = [call for call in running.plan.calls("put_file") if call["struck"]]
+    # Three failures open the circuit; probes follow, 2.5 s apart.
+    assert 3 < len(struck) <= 3 + 1 + OUTAGE_S / 2.5
+
+
+def test_a_last_checkpoint_that_is_a_link_is_one(ill: Jobs) -> None:
+    """An outage while linking does not turn the link into a copy."""
+    running = ill["link"]
+
+    succeeded(running)
+
+    assert Path(running.job.folder, "last.ckpt").is_symlink()
 
 
 # Failing together ---------------------------------------------------------------------------------
@@ -240,7 +253,7 @@ def test_a_call_that_hangs_is_abandoned_and_the_next_succeeds(
         Rule(operations=("put_file",), hang=True, last=1), options={"retry": {"stall_timeout_s": 1}}
     )
 
-    succeeded(running)
+    succeeded(running, abandoned=1)
 
     assert running.names() == running.job.expected
     assert running.steps() == [2, 4]
@@ -260,7 +273,7 @@ def remove_what_the_hang_holds(trainer: Any) -> None:
         inner(*args)
         os.unlink(callback.best_model_path.removeprefix("faulty://"))  # noqa: PTH108
         plan.release()
-        assert lightning_job.our_threads(within_s=20) == ["lightning-resilience-bells"] * 0
+        assert lightning_job.our_threads("lightning-resilience-call", within_s=20) == []
 
     callback.on_train_end = on_train_end
 
@@ -319,6 +332,7 @@ def test_keys_of_an_earlier_attempt_are_never_believed(
     codes = [report["code"] for report in first.wait()]
     for name in first.names():
         (tmp_path / "checkpoints" / name).unlink()
+    lightning_job.forget_group(port)
 
     second = lightning_job.start(
         warm_python, again, tmp_path / "second", port=port, run_id="run", restarts=1
@@ -341,6 +355,7 @@ def test_an_open_circuit_of_an_earlier_attempt_ends_in_a_probe_not_in_a_hang(
         warm_python, job, tmp_path / "first", port=port, run_id="run", plan=plan
     )
     failed_alike(first)
+    lightning_job.forget_group(port)
 
     second = lightning_job.start(
         warm_python, again, tmp_path / "second", port=port, run_id="run", restarts=1, plan=plan
@@ -351,8 +366,3 @@ def test_an_open_circuit_of_an_earlier_attempt_ends_in_a_probe_not_in_a_hang(
     states = [state for _, state, _ in reports[0]["breakers"]["faulty://tmp:write"]["history"]]
     assert "open" in states
     assert states[-1] in {"recovering", "closed"}
-
-
-def test_config_errors_are_value_errors() -> None:
-    """Whoever catches ``ValueError`` catches a ``ConfigError``."""
-    assert issubclass(ConfigError, ValueError)
