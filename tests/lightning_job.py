@@ -276,7 +276,7 @@ def _left_behind(trainer: Any, before: list[Any]) -> dict[str, Any]:
             for number, old, new in zip(_HANDLED, before, handlers(), strict=True)
             if old != new and not (number == signal.SIGINT and new == signal.SIG_IGN)
         ],
-        "threads": our_threads(within_s=2.0),
+        "threads": our_threads(within_s=3.0),
         "breakers": {
             name: {"state": report.state, "history": report.history, "seen": report.seen}
             for name, report in reports.items()
@@ -306,12 +306,18 @@ class Running:
     def wait(self, within_s: float = HANG_S) -> list[dict[str, Any]]:
         """Return the ranks' reports, with their exit codes, once all have ended."""
         codes = [process.wait(within_s) for process in self.ranks]
-        reports = []
-        for rank, code in enumerate(codes):
-            path = self.home / f"report-{rank}.json"
-            text = path.read_text(encoding="utf-8") if path.exists() else "{}"
-            reports.append({"rank": rank, **json.loads(text), "code": code})
-        return reports
+        return [{**self.report(rank), "code": code} for rank, code in enumerate(codes)]
+
+    def report(self, rank: int) -> dict[str, Any]:
+        """Return the report of a rank that has ended; little is in it if the rank was killed."""
+        path = self.home / f"report-{rank}.json"
+        text = path.read_text(encoding="utf-8") if path.exists() else "{}"
+        return {"rank": rank, **json.loads(text)}
+
+    def until(self, done: Callable[[], bool], *, what: str, within_s: float = HANG_S) -> None:
+        """Return once ``done``; it is asked again and again."""
+        self.ranks[0].listen(done, within_s=within_s)
+        assert done(), f"not within {within_s:g} s: {what}\n{self.told()}"
 
     def told(self) -> str:
         """Return all logs, for the message of a failed assertion."""

@@ -56,6 +56,10 @@ class Process:
         """Send it a signal."""
         os.kill(self.pid, number)
 
+    def listen(self, done: Callable[[], bool], *, within_s: float) -> None:
+        """Wait until ``done``, at most ``within_s`` seconds."""
+        self._warm.listen(done, within_s=within_s)
+
     def text(self) -> str:
         """Return what it has printed and logged so far."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
@@ -69,11 +73,6 @@ class Process:
             message = f"{self.log.name} still ran after {within_s:g} s:\n{self.text()}"
             raise AssertionError(message)
         return self.code
-
-    def wait_for_text(self, text: str, within_s: float) -> None:
-        """Return once it has printed or logged ``text``."""
-        self._warm.listen(lambda: text in self.text() or self.code is not None, within_s=within_s)
-        assert text in self.text(), f"no {text!r} within {within_s:g} s in:\n{self.text()}"
 
 
 class WarmPython:
