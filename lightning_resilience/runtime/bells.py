@@ -64,14 +64,16 @@ class _Helper:
 
     def _serve(self) -> None:
         while self._asked.acquire() and not self._dismissed:
-            try:
-                # Bounded by dismissal: a wait that ends without the key is begun again.
-                while not (self._dismissed or self._watcher.wait_for(self.key, _LONGEST_WAIT_S)):
-                    pass
-            except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-                self._error = error
-            finally:
-                self._answered.set()
+            self._wait()
+            self._answered.set()
+
+    def _wait(self) -> None:
+        try:
+            # Bounded by dismissal: a wait that ends without the key is begun again.
+            while not (self._dismissed or self._watcher.wait_for(self.key, _LONGEST_WAIT_S)):
+                pass
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
+            self._error = error
 
 
 class Bells:
@@ -118,7 +120,10 @@ class Bells:
         if self._waiting is not None:
             if self._waiting.key == key:
                 return self._waiting
-            self._waiting.dismiss()
+            if self._waiting.has_answered(within_s=0):
+                self._idle = self._waiting
+            else:
+                self._waiting.dismiss()
         self._waiting, self._idle = self._idle or _Helper(self._store), None
         self._waiting.ask(key)
         return self._waiting
