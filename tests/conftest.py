@@ -21,10 +21,14 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.s3_server import bucket, s3_server
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+__all__ = ["bucket", "s3_server"]
 
 TESTS = Path(__file__).resolve().parent
 

@@ -10,11 +10,12 @@ with a bound, and interruptible.
 
 * The thread does everything to the client: connect, operate, drop. Nothing happens twice at once.
 * A client never reconnects by itself: once its socket broke, every operation fails at once. So a
-  broken client is dropped and the next operation connects anew; an operation that may be repeated is
-  repeated once.
-* A caller who gives up cuts the socket under the thread, if one can be found, which ends the blocked
-  operation at once; the same thread then serves the next one. If none can be found, it serves again
-  when the kernel lets go. Either way there is one thread a connection, however long the outage.
+  broken client is dropped and the next operation connects anew; an operation that may be repeated
+  is repeated once.
+* A caller who gives up cuts the socket under the thread, if one can be found, which ends the
+  blocked operation at once; the same thread then serves the next one. If none can be found, it
+  serves again when the kernel lets go. Either way there is one thread a connection, however long
+  the outage.
 """
 
 from __future__ import annotations
@@ -198,8 +199,6 @@ class StoreConnection:
 
     def _answer(self, request: _Request) -> None:
         try:
-            if self._closed:
-                raise _closed_error(self._label)
             if not request.abandoned:
                 request.value = self._perform(request)
         except BaseException as error:  # noqa: BLE001 - it is raised again in the caller's thread
@@ -207,7 +206,7 @@ class StoreConnection:
         finally:
             request.finished.set()
 
-    def _perform(self, request: _Request) -> Any:  # noqa: ANN401 - whatever the operation returns
+    def _perform(self, request: _Request) -> Any:
         may_repeat = request.repeatable
         while True:
             # Outside the try: a connection that cannot be made is not tried twice.
@@ -224,7 +223,7 @@ class StoreConnection:
                     raise
             may_repeat = False
 
-    def _operate(self, request: _Request, client: StoreClient) -> Any:  # noqa: ANN401 - as above
+    def _operate(self, request: _Request, client: StoreClient) -> Any:
         with self._guard:
             # Invariant: whoever is abandoned or closed from here on finds something to cut.
             if request.abandoned or self._closed:
@@ -237,6 +236,8 @@ class StoreConnection:
                 self._busy = None
 
     def _connected(self) -> StoreClient:
+        if self._closed:
+            raise _closed_error(self._label)
         if self._client is None:
             was_suspect, self._is_suspect = self._is_suspect, True
             self._client = self._open_client(was_suspect)

@@ -9,14 +9,12 @@ never used: it is locked while the group waits on it.
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from lightning_resilience.adapters.torch_store import TorchStore, innermost_store
+from lightning_resilience.config import parse_store_url
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.ports import SharedStore
 from lightning_resilience.runtime.memory import MemoryStore
@@ -26,48 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-__all__ = ["StoreAddress", "open_store", "parse_store_url", "store_of_default_group"]
-
-_URL = re.compile(r"tcp://(?:\[(?P<v6>[^\[\]]+)\]|(?P<name>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
-_PORT_MAX = 65_535
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreAddress:
-    """Where a ``TCPStore`` server listens.
-
-    Args:
-        host: Name or address, an IPv6 address without brackets.
-        port: 1 to 65535.
-    """
-
-    host: str
-    port: int
-
-
-def parse_store_url(url: str) -> StoreAddress:
-    """Read ``tcp://host:port``.
-
-    Args:
-        url: The URL; an IPv6 address stands in brackets.
-
-    Raises:
-        ConfigError: It is anything else.
-
-    Example:
-        >>> parse_store_url("tcp://[::1]:29400")
-        StoreAddress(host='::1', port=29400)
-    """
-    match = _URL.fullmatch(url)
-    if match is None or not 1 <= int(match["port"]) <= _PORT_MAX:
-        raise _url_error(url)
-    if match["v6"] is None:
-        return StoreAddress(host=match["name"], port=int(match["port"]))
-    try:
-        ipaddress.IPv6Address(match["v6"])
-    except ValueError as error:
-        raise _url_error(url) from error
-    return StoreAddress(host=match["v6"], port=int(match["port"]))
+__all__ = ["open_store", "store_of_default_group"]
 
 
 def store_of_default_group(*, timeout_s: float = 5.0) -> TorchStore | None:
@@ -113,8 +70,8 @@ def open_store(
         Nothing is sent: a store that is away is noticed by the first operation.
     """
     if isinstance(store, str):
-        address = parse_store_url(store)
-        return TorchStore.connect(address.host, address.port, timeout_s=timeout_s)
+        host, port = parse_store_url(store)
+        return TorchStore.connect(host, port, timeout_s=timeout_s)
     if isinstance(store, SharedStore):
         return store
     if store is not None:
@@ -132,7 +89,7 @@ def open_store(
     raise ConfigError(text)
 
 
-def _wrap_named(store: Store, *, timeout_s: float) -> TorchStore:
+def _wrap_named(store: object, *, timeout_s: float) -> TorchStore:
     if not isinstance(store, dist.Store):
         text = (
             f"store is {store!r}; allowed: a URL tcp://host:port, a torch.distributed store, or an "
@@ -146,13 +103,4 @@ def _default_store() -> Store | None:
     if not (dist.is_available() and dist.is_initialized()):
         return None
     # Torch has no public name for it.
-    return dist.distributed_c10d._get_default_store()
-
-
-def _url_error(url: str) -> ConfigError:
-    # What stands before an @ may be a password, and errors end up in logs.
-    shown = re.sub(r"//[^/]*@", "//***@", url)
-    return ConfigError(
-        f"store is {shown!r}; allowed: tcp://host:port with a port from 1 to {_PORT_MAX} and an "
-        "IPv6 address in brackets, for example tcp://node0:29400 or tcp://[fd00::1]:29400"
-    )
+    return dist.distributed_c10d._get_default_store()  # noqa: SLF001

@@ -24,8 +24,9 @@ import os
 import socket
 import threading
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.distributed import (
@@ -79,15 +80,15 @@ class _Target:
     open_client: Callable[[], Store]
     address: tuple[str, int] | None = None
     is_file: bool = False
-    home_pid: int | None = field(default=None)
+    home_pid: int | None = None
 
 
 class TorchStore:
     """A ``SharedStore`` on a ``torch.distributed`` store, with a connection of its own.
 
     Made by ``connect`` or ``wrap``. Nothing is sent before the first operation, so a server that is
-    away now may be back by then; after a failure the next operation connects anew. In a forked child
-    the same object opens the child's own connection, and never touches its parent's.
+    away now may be back by then; after a failure the next operation connects anew. In a forked
+    child the same object opens the child's own connection, and never touches its parent's.
 
     Every failure of the store, whatever torch raises for it, is a ``StoreUnavailableError``.
     ``get``, ``multi_get``, ``set``, ``delete`` and ``compare_and_set`` are repeated once on a fresh
@@ -96,8 +97,8 @@ class TorchStore:
 
     Note:
         Any thread may call; operations run one after the other, so ``wait_for`` belongs on a
-        ``watcher()``. No other operation blocks for longer than the timeout, and signal handlers run
-        meanwhile.
+        ``watcher()``. No other operation blocks for longer than the timeout, and signal handlers
+        run meanwhile.
 
     Example:
         >>> from torch.distributed import HashStore
@@ -115,7 +116,8 @@ class TorchStore:
         self._timeout_s = timeout_s
         # One connection a process: what a parent opened is not the child's to use.
         self._connections: dict[int, StoreConnection] = {}
-        # Also at exit: a thread inside torch while the interpreter shuts down can abort the process.
+        # Also at exit: a thread that is inside torch while the interpreter shuts down can abort the
+        # process.
         self._close_all = weakref.finalize(self, _close_own, self._connections)
 
     @classmethod
@@ -153,8 +155,8 @@ class TorchStore:
         The object is kept, because it may be the server.
 
         Raises:
-            ConfigError: It is none of ``TCPStore``, ``FileStore``, ``HashStore`` and ``PrefixStore``
-                over one of these, or ``timeout_s`` is not above 0.
+            ConfigError: It is none of ``TCPStore``, ``FileStore``, ``HashStore`` and
+                ``PrefixStore`` over one of these, or ``timeout_s`` is not above 0.
         """
         return cls(_target_of(store), timeout_s=timeout_s)
 
@@ -217,7 +219,7 @@ class TorchStore:
             if self._run(
                 "wait_for",
                 key,
-                lambda client, now_s=now_s: wait(client, key, now_s),
+                partial(wait, key=key, timeout_s=now_s),
                 extra_s=now_s,
                 repeatable=False,
             ):
@@ -313,21 +315,21 @@ def _target_of(store: Store) -> _Target:
         address = inner.host, inner.port
         return _Target(label=_tcp_label(*address), open_client=again, address=address)
     if isinstance(inner, FileStore):
-        return _Target(label=f"file store {inner.path}", open_client=again, is_file=True)
+        return _Target(label=f"file store {_path_of(inner)}", open_client=again, is_file=True)
     if isinstance(inner, HashStore):
         return _Target(
             label="in-process HashStore", open_client=lambda: store, home_pid=os.getpid()
         )
     text = (
-        f"store is a {type(inner).__module__}.{type(inner).__name__}; allowed: TCPStore, FileStore, "
-        "HashStore, PrefixStore over one of these, or a URL tcp://host:port"
+        f"store is a {type(inner).__module__}.{type(inner).__name__}; allowed: TCPStore, "
+        "FileStore, HashStore, PrefixStore over one of these, or a URL tcp://host:port"
     )
     raise ConfigError(text)
 
 
 def _opener(store: Store, inner: Store) -> Callable[[], Store]:
     if store is inner and isinstance(inner, FileStore):
-        path = inner.path
+        path = _path_of(inner)
         # -1: however many we are, we are not among the workers whose last one removes the file.
         return lambda: FileStore(path, -1)
     clone = getattr(store, "clone", None)
@@ -338,6 +340,11 @@ def _opener(store: Store, inner: Store) -> Callable[[], Store]:
         )
         raise ConfigError(text)
     return cast("Callable[[], Store]", clone)
+
+
+def _path_of(store: FileStore) -> str:
+    path: str = store.path  # type: ignore[attr-defined]  # missing in the stub only
+    return path
 
 
 def _read(client: StoreClient, key: str) -> bytes | None:

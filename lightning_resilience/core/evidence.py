@@ -17,7 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
-__all__ = ["inner_codes", "one_line", "retry_after_s", "statuses", "type_names"]
+__all__ = [
+    "inner_codes",
+    "one_line",
+    "retry_after_s",
+    "statuses",
+    "type_names",
+    "without_credentials",
+]
 
 _MAX_ERROR_CHARS = 500
 _STATUS_DIGITS = 3
@@ -99,15 +106,20 @@ _CREDENTIALS = (
 )
 
 
+def without_credentials(text: str) -> str:
+    """Return ``text`` with all that looks like a credential in a URL or header blanked out."""
+    for pattern, replacement in _CREDENTIALS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
 def one_line(exc: BaseException) -> str:
     """Return ``TypeName: text`` in one line of at most 500 characters, credentials blanked out."""
     try:
         text = str(exc)
     except Exception:  # noqa: BLE001 - a broken __str__ must not replace the failure
         text = "(its text cannot be read)"
-    text = " ".join(text[: 4 * _MAX_ERROR_CHARS].split())
-    for pattern, replacement in _CREDENTIALS:
-        text = pattern.sub(replacement, text)
+    text = without_credentials(" ".join(text[: 4 * _MAX_ERROR_CHARS].split()))
     name = type(exc).__name__
     line = f"{name}: {text}" if text else name
     return line if len(line) <= _MAX_ERROR_CHARS else line[: _MAX_ERROR_CHARS - 1] + "…"

@@ -8,7 +8,7 @@ along its MRO (an optional library is never imported to compare types), and the 
 because libraries fold many codes into few numbers: s3fs makes EBUSY of SlowDown and of a conflict,
 and EINVAL of a damaged body and of a bad argument.
 
-The evidence of an exception is weighed on its own before its cause is looked at, but for one group:
+The evidence of an exception is weighed on its own before its cause is looked at. One group differs:
 ``PermissionError``, ``FileNotFoundError`` and plain ``OSError`` are what libraries translate
 *into*, so they decide only where no explicit cause says more. The implicit context is asked only
 where the exception itself says nothing at all, since it may be about something else.
@@ -165,8 +165,8 @@ _CODES = _table({
         "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument "
         "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge "
         "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect "
-        "PreconditionFailed "
-        "AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound ContainerNotFound"
+        "PreconditionFailed AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound "
+        "ContainerNotFound"
     ),
     FailureClass.CAPACITY: "QuotaExceeded XMinioStorageFull XMinioAdminBucketQuotaExceeded",
     FailureClass.AUTH: (
@@ -280,8 +280,11 @@ def classify(exc: BaseException, *, reading: bool = False) -> Outcome:
         The class, the code that decided, Retry-After and a line for people.
     """
     failure, code = _judge(exc, reading=reading)
+    error = one_line(exc)
+    if code not in error and code not in type_names(exc):
+        error += f" ({code})"
     return Outcome(
-        failure=failure, retry_after_s=retry_after_s(_causes(exc)), code=code, error=one_line(exc)
+        failure=failure, retry_after_s=retry_after_s(_causes(exc)), code=code, error=error
     )
 
 

@@ -149,8 +149,8 @@ class MemoryStore:
 class MemoryObjectStore:
     """An ``ObjectStore`` that keeps what is published in this process's memory.
 
-    Staging is a real temporary directory, because whoever stages writes with ordinary file calls. It
-    goes when the object store goes.
+    Staging is a real temporary directory, because whoever stages writes with ordinary file calls.
+    It goes when the object store goes.
 
     Note:
         Any thread may call.

@@ -1,0 +1,268 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whole checkpoint files on any fsspec filesystem: published at once, verified, removed.
+
+==============  ==========================================  ========================================
+storage         staged                                      published by
+==============  ==========================================  ========================================
+local           beside the target                           a rename, then fsync of the directory
+``memory://``   in the spool directory                      one assignment
+``s3://``       in the spool directory                      one streamed PutObject (up to 5 GiB)
+others          in the spool directory                      one ``put_file`` of their own
+==============  ==========================================  ========================================
+
+``put_file`` of s3fs reads up to 100 MiB into memory and sends larger files as a multipart upload
+that knows nothing of its caller's timeout. A PutObject is atomic by the protocol: a connection that
+ends early leaves no object. Its body is read piece by piece, and each piece asks the token first,
+so an abandoned upload breaks off. Above the 5 GiB that the protocol allows for one PutObject,
+``put_file`` sends parts one after the other and asks the token after each.
+
+Nothing here makes a bucket, and nothing here repeats anything: the caller's guard does.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsspec.callbacks import Callback
+
+from lightning_resilience.adapters.staging import staging_name
+from lightning_resilience.core.evidence import inner_codes
+
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["FsspecObjectStore", "find_info", "protocols", "strip_protocol"]
+
+_PUT_OBJECT_BYTES_MAX = 5 * 2**30
+_PART_BYTES = 64 * 2**20
+# What "there is no such object" looks like inside a FileNotFoundError; no code at all is what
+# filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
+_ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
+# Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
+_NO_DIRECTORY_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
+
+
+class FsspecObjectStore:
+    """``ObjectStore`` on an fsspec filesystem.
+
+    The filesystem should be a private instance without retries of its own
+    (``adapters.private_filesystem``), and not a guarded one: each step would be guarded by itself.
+    Any thread may call; fsspec's own rules apply after a fork.
+
+    Args:
+        fs: The filesystem.
+        spool_directory: Where files are staged that are not staged beside their target; made by
+            ``adapters.staging.spool_directory``. Not used for a local filesystem.
+    """
+
+    def __init__(self, fs: AbstractFileSystem, *, spool_directory: str = "") -> None:
+        self._fs = fs
+        self._spool_directory = spool_directory
+        self._protocols = protocols(fs)
+        self.is_local = "file" in self._protocols
+
+    def staging_path(self, path: str, nonce: str) -> str:
+        """Return where to stage ``path``: a name that says nothing of the target's name."""
+        name = staging_name(nonce)
+        if self.is_local:
+            return str(Path(strip_protocol(self._fs, path)).parent / name)
+        return str(Path(self._spool_directory) / name)
+
+    def publish(self, staged_path: str, path: str, token: CancelToken) -> None:
+        """Make the staged file appear under ``path``, whole or not at all.
+
+        On a local filesystem the staged file is gone afterwards; elsewhere it stays, so that this
+        can be repeated, and is removed with ``staging.discard``.
+
+        Raises:
+            CallTimeoutError: The caller has given up; nothing appears.
+            OSError: What the filesystem or the storage raised.
+        """
+        if self.is_local:
+            self._publish_by_rename(staged_path, path, token)
+            return
+        if "memory" in self._protocols:
+            data = Path(staged_path).read_bytes()
+            token.raise_if_cancelled()
+            self._fs.pipe_file(path, data)
+        elif "s3" in self._protocols and _size(staged_path) <= _PUT_OBJECT_BYTES_MAX:
+            self._put_object(staged_path, path, token)
+        else:
+            options = {"chunksize": _PART_BYTES, "max_concurrency": 1}
+            own = options if "s3" in self._protocols else {}
+            token.raise_if_cancelled()
+            self._fs.put_file(staged_path, path, callback=_Progress(token), **own)
+        token.progress()
+        self._fs.invalidate_cache(path)
+
+    def size(self, path: str) -> int | None:
+        """Return the size that the storage itself reports now; None only if there is no object.
+
+        Raises:
+            IsADirectoryError: A local directory has that name.
+            OSError: It cannot be told, for example because the bucket does not exist.
+        """
+        if self.is_local:
+            return self._local_size(strip_protocol(self._fs, path))
+        found = find_info(self._fs, path)
+        # A prefix of other objects' names is a directory to fsspec, and no object to the storage.
+        return None if found is None or found["type"] == "directory" else int(found["size"])
+
+    def remove(self, path: str) -> None:
+        """Remove the file, or the directory with all that is in it. Absent is success."""
+        if self.is_local:
+            _remove_local(Path(strip_protocol(self._fs, path)))
+            return
+        found = find_info(self._fs, path)
+        if found is None:
+            return
+        try:
+            if found["type"] == "directory":
+                self._fs.rm(path, recursive=True)
+            else:
+                self._fs.rm_file(path)
+        except FileNotFoundError as error:
+            if not _is_absence(error):
+                raise
+        self._fs.invalidate_cache(path)
+
+    @staticmethod
+    def _local_size(path: str) -> int | None:
+        # Opening makes NFS ask its server; stat alone may be answered from the attribute cache.
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, "a directory has the checkpoint's name", path)
+        return found.st_size
+
+    def _publish_by_rename(self, staged_path: str, path: str, token: CancelToken) -> None:
+        target = Path(strip_protocol(self._fs, path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        token.raise_if_cancelled()
+        # A link under the target's name is replaced itself, not the file that it points to.
+        Path(staged_path).replace(target)
+        _fsync_directory(target.parent)
+        token.progress()
+
+    def _put_object(self, staged_path: str, path: str, token: CancelToken) -> None:
+        bucket, key, _ = self._fs.split_path(path)
+        with _ProgressReader(staged_path, token) as body:
+            token.raise_if_cancelled()
+            self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=body)
+
+
+class _ProgressReader(io.FileIO):
+    """A file that tells the token of each piece read, and refuses to go on once it is cancelled."""
+
+    def __init__(self, path: str, token: CancelToken) -> None:
+        super().__init__(path, "rb")
+        self._token = token
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._token.raise_if_cancelled()
+        data = super().read(-1 if size is None else size)
+        self._token.progress()
+        return data or b""
+
+
+class _Progress(Callback):  # type: ignore[misc] # fsspec has no types
+    """Passes the progress of a foreign upload on, and breaks it off once the token is cancelled."""
+
+    def __init__(self, token: CancelToken) -> None:
+        super().__init__()
+        self._token = token
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        self._token.progress()
+        self._token.raise_if_cancelled()
+
+
+def protocols(fs: AbstractFileSystem | type[AbstractFileSystem]) -> tuple[str, ...]:
+    """Return the names of a filesystem's protocol, the usual one first.
+
+    Empty for the class of a filesystem whose instances decide.
+    """
+    names = fs.protocol
+    if isinstance(names, str):
+        return (names,)
+    return tuple(names) if isinstance(names, (tuple, list)) else ()
+
+
+def strip_protocol(fs: AbstractFileSystem, path: str) -> str:
+    """Return the path as the filesystem itself wants it."""
+    return str(fs._strip_protocol(path))  # noqa: SLF001 - fsspec has no public name for it
+
+
+def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
+    """Return what the storage says about ``path`` now, or None if it says that it does not exist.
+
+    fsspec's own ``exists`` answers False to any error, and from listings that are out of date.
+
+    Raises:
+        OSError: It cannot be told: no route, no permission, no such bucket.
+    """
+    fs.invalidate_cache(path)
+    try:
+        return dict(fs.info(path))
+    except NotADirectoryError:
+        return None
+    except FileNotFoundError as error:
+        if not _is_absence(error):
+            raise
+        return None
+
+
+def _is_absence(error: FileNotFoundError) -> bool:
+    link: BaseException | None = error
+    codes: list[str] = []
+    while link is not None and not codes:
+        codes = list(inner_codes(link))
+        link = link.__cause__
+    return _ABSENT_CODES.issuperset(codes)
+
+
+def _remove_local(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def _fsync_directory(directory: Path) -> None:
+    try:
+        fd = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_FSYNC:
+            raise
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_FSYNC:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _size(path: str) -> int:
+    return Path(path).stat().st_size

@@ -1,0 +1,93 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""fsspec instances that nobody else has, and that do not repeat anything by themselves.
+
+Retries around retries multiply: s3fs tries 5 times what botocore tries 5 times, so one failed call
+of ours reaches the storage 25 times. Ours are counted, spread and gated, so the inner ones are
+turned down, on an instance outside fsspec's cache. What the user set besides stays as it is.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from fsspec.core import url_to_fs
+
+from lightning_resilience.adapters.object_store import protocols, strip_protocol
+from lightning_resilience.adapters.staging import mount_point
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fsspec import AbstractFileSystem
+
+
+__all__ = ["dependency_name", "private_filesystem", "private_instance"]
+
+# gcsfs has no option for the number of its attempts; these are what its decorator repeats.
+_GCSFS_RETRIED = ("_request", "_get_file_request", "_get_file_concurrent")
+
+
+def private_filesystem(
+    url: str, storage_options: Mapping[str, Any] | None = None
+) -> tuple[AbstractFileSystem, str]:
+    """Return a private filesystem for ``url``, and the path in it.
+
+    Args:
+        url: URL or path.
+        storage_options: Options of the filesystem; merged with ours, not replaced.
+
+    Returns:
+        The filesystem and the path as that filesystem wants it.
+    """
+    fs, path = url_to_fs(url, **dict(storage_options or {}))
+    return private_instance(type(fs), fs.storage_args, fs.storage_options), path
+
+
+def private_instance(
+    cls: type[AbstractFileSystem], args: tuple[Any, ...], options: Mapping[str, Any]
+) -> AbstractFileSystem:
+    """Make an instance of ``cls`` outside fsspec's cache, its inner retries turned down."""
+    options = dict(options)
+    names = protocols(cls)
+    if "s3" in names:
+        config = dict(options.get("config_kwargs") or {})
+        config["retries"] = {**(config.get("retries") or {}), "total_max_attempts": 1}
+        options["config_kwargs"] = config
+    fs = cls(*args, **{**options, "skip_instance_cache": True})
+    if "s3" in names:
+        fs.retries = 1
+    if "gs" in names:
+        _undecorate(fs)
+    return fs
+
+
+def dependency_name(fs: AbstractFileSystem, path: str) -> str:
+    """Return the name of what an operation on ``path`` depends on, without credentials.
+
+    Returns:
+        ``file://<mount point>``, ``memory://`` or ``<protocol>://<bucket or host>``.
+    """
+    name = protocols(fs)[0]
+    if name == "file":
+        return f"file://{mount_point(strip_protocol(fs, path))}"
+    if name == "memory":
+        return "memory://"
+    host = getattr(fs, "host", None)
+    if "://" in path:
+        place = urlsplit(path).netloc
+    elif isinstance(host, str):
+        place = host
+    else:
+        place = strip_protocol(fs, path).lstrip("/").split("/")[0]
+    return f"{name}://{place.rpartition('@')[2]}"
+
+
+def _undecorate(fs: AbstractFileSystem) -> None:
+    for name in _GCSFS_RETRIED:
+        inner = getattr(getattr(type(fs), name, None), "__wrapped__", None)
+        if inner is not None:
+            setattr(fs, name, types.MethodType(inner, fs))
