@@ -34,6 +34,7 @@ __all__ = [
     "Interrupt",
     "Lost",
     "Pause",
+    "Striking",
     "Task",
     "World",
     "run",
@@ -72,6 +73,9 @@ class Pause:
 
 
 Fault: TypeAlias = Crash | Lost | Away | Interrupt | Pause
+
+Striking: TypeAlias = "Callable[[Task, int, Effect], Fault | None]"
+"""Which fault, if any, strikes a task's effect of this index."""
 
 
 class Token:
@@ -138,7 +142,7 @@ class World:
         self,
         *,
         seed: int = 0,
-        fault: Callable[[Task, int, Effect], Fault | None] = _no_fault,
+        fault: Striking = _no_fault,
         skew: Callable[[int], float] = lambda name: 1000.0 * name,
     ) -> None:
         self.now_s = 0.0

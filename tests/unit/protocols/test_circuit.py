@@ -356,7 +356,7 @@ def test_a_new_incarnation_begins_without_votes() -> None:
 
 
 def test_the_ramp_doubles_to_the_limit_and_closes() -> None:
-    """While recovering, each success of the current epoch doubles the limit; at the limit: closed."""
+    """While recovering, each success of the epoch doubles the limit; at the limit: closed."""
     world = World()
     mine = begun(world, circuit())
     put(world, state="recovering", epoch=5, limit=1)

@@ -17,6 +17,7 @@ from tests.scripted_driver import STORE_EFFECTS, Away, Fault, Interrupt, Task, W
 
 if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect, Protocol
+    from tests.scripted_driver import Striking
 
 
 REPEATABLE = [
@@ -43,7 +44,7 @@ def persistence(patience_s: float) -> Persistence:
     return Persistence(op="save", patience_s=patience_s, error=error)
 
 
-def away_until(world: World, back_at_s: float) -> Any:
+def away_until(world: World, back_at_s: float) -> Striking:
     """A fault that keeps the store away until an instant."""
 
     def fault(_task: Task, _index: int, effect: Effect) -> Fault | None:
@@ -55,7 +56,7 @@ def away_until(world: World, back_at_s: float) -> Any:
 
 @pytest.mark.parametrize("effect", REPEATABLE, ids=lambda effect: type(effect).__name__)
 def test_an_operation_is_repeated_until_the_store_is_back(effect: Effect) -> None:
-    """Each operation that may be repeated ends well once the store answers, and it is told."""
+    """What may be repeated ends well once the store answers, and it is told."""
     world = World()
     world.fault = away_until(world, 10.0)
     task = world.spawn(with_persistence(one(effect), persistence(60.0)))
@@ -72,7 +73,7 @@ def test_an_operation_is_repeated_until_the_store_is_back(effect: Effect) -> Non
 
 @pytest.mark.parametrize("effect", REPEATABLE, ids=lambda effect: type(effect).__name__)
 def test_patience_ends(effect: Effect) -> None:
-    """A store that stays away for the patience ends the operation with the error that was given."""
+    """A store that stays away for the patience ends it with the error that was given."""
     world = World()
     world.fault = away_until(world, float("inf"))
     task = world.spawn(with_persistence(one(effect), persistence(60.0)))

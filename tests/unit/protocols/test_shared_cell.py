@@ -17,6 +17,7 @@ from tests.scripted_driver import Away, Fault, Lost, Task, World, run
 
 if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect, Protocol
+    from tests.scripted_driver import Striking
 
 
 def persistent(inner: Protocol[Any]) -> Protocol[Any]:
@@ -26,7 +27,7 @@ def persistent(inner: Protocol[Any]) -> Protocol[Any]:
     )
 
 
-def lose_answer_of(number: int) -> Any:
+def lose_answer_of(number: int) -> Striking:
     """A fault that lets the ``number``-th compare-and-set happen, and loses its answer."""
     seen = 0
 
@@ -125,7 +126,7 @@ def test_a_write_whose_answer_was_lost_says_won_when_repeated(number: int) -> No
 
 
 def test_a_lost_answer_is_not_a_victory_where_another_has_written_since() -> None:
-    """A repeat that finds another's bytes decides anew from those; no change is made from old ones."""
+    """A repeat that finds other bytes decides anew from those, never from old ones."""
     world = World(fault=lose_answer_of(1))
     world.values["cell"] = b"0"
     first = world.spawn(persistent(update("cell", b"0", append)))
