@@ -99,7 +99,7 @@ def test_no_patience_raises_at_once() -> None:
 
 
 def test_add_is_never_repeated() -> None:
-    """An add whose answer was lost may have counted: the protocol is told, nothing is sent again."""
+    """An add whose answer was lost may have counted: it is not sent again."""
     world = World()
     world.fault = away_until(world, 10.0)
     task = world.spawn(with_persistence(one(fx.Add("counter", 1)), persistence(60.0)))
