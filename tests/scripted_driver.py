@@ -153,7 +153,7 @@ class World:
         self._skew = skew
         self._random = random.Random(seed)
         self._nonces = 0
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._entries = 0
         self._waiting: dict[str, list[Callable[[], None]]] = {}
 
@@ -165,7 +165,7 @@ class World:
         self.at(self.now_s if at_s is None else at_s, start)
         return task
 
-    def at(self, when_s: float, action: Callable[[], None]) -> None:
+    def at(self, when_s: float, action: Callable[[], object]) -> None:
         """Do something at an instant of the virtual clock."""
         self._entries += 1
         heapq.heappush(self._agenda, (when_s, self._entries, action))
