@@ -3,16 +3,16 @@
 """The circuit breaker: one shared record, its states, and the one function that changes it.
 
 One breaker stands before each (storage endpoint, operation class) of a job. Its whole state is one
-record in the shared store (``core.records.BreakerRecord``), so that all ranks read the same; ``step`` is
-a pure function from a record and an input to the next record, and the protocols write that by
-compare-and-set from the exact bytes that were read.
+record in the shared store (``core.records.BreakerRecord``), so that all ranks read the same;
+``step`` is a pure function from a record and an input to the next record, and the protocols write
+that by compare-and-set from the exact bytes that were read.
 
 ::
 
                 votes of ≥ quorum distinct hosts
      CLOSED ───────────────────────────────────────▶ OPEN
-       ▲                                              │  an observer has seen it unchanged for open_s
-       │ limit reaches max_concurrent                 ▼  and claims the probe
+       ▲                                              │  unchanged for open_s, by an observer's
+       │ limit reaches max_concurrent                 ▼  own clock: it claims the probe
    RECOVERING ◀──── the probe succeeds ──────── HALF_OPEN ◀─┐ unchanged for probe_lease_s:
        │                                              │     │ another takes over, in a new epoch
        │                                              └─────┘
@@ -24,14 +24,15 @@ compare-and-set from the exact bytes that were read.
   itself, not the job, and the requests that it takes to trip do not grow with the number of ranks.
   Who is already listed, or reads OPEN, writes nothing.
 * **A permit is a lease.** The probe's holder can die: an observer that has seen HALF_OPEN unchanged
-  for ``probe_lease_s`` on its own clock takes over (``core.lease``). A lost permit never blocks recovery.
-* **Epochs fence.** Every transition, take-overs too, begins a new epoch. An input that names another
-  epoch or holder than the record's changes nothing; it is late, not wrong.
+  for ``probe_lease_s`` on its own clock takes over (``core.lease``). A lost permit never blocks
+  recovery.
+* **Epochs fence.** Every transition, take-overs too, begins a new epoch. An input that names
+  another epoch or holder than the record's changes nothing; it is late, not wrong.
 * **A denied claim changes nothing**, so it cannot keep a dead holder's lease alive.
-* **The open wait** is deterministic: ``min(max_open_for_s, open_for_s · 2^k)``. There is one probe for
-  the whole job, so there is nothing to desynchronise.
-* **Ramp**: in RECOVERING each success doubles the limit from ``ramp_start``; a failure halves it. A ramp
-  has failed when there is nothing left to halve.
+* **The open wait** is deterministic: ``min(max_open_for_s, open_for_s · 2^k)``. There is one probe
+  for the whole job, so there is nothing to desynchronise.
+* **Ramp**: in RECOVERING each success doubles the limit from ``ramp_start``; a failure halves it. A
+  ramp has failed when there is nothing left to halve.
 
 Only failures that say something about health get here (``core.outcome``). A probe that is answered
 with a permanent failure was *answered*: the dependency is up, and the caller's own attempt tells
@@ -93,8 +94,8 @@ __all__ = [
     "BreakerState",
     "BreakerStep",
     "BreakerView",
-    "ForcedOpen",
     "ForceReleased",
+    "ForcedOpen",
     "HostVoted",
     "ProbeClaimed",
     "ProbeFailed",
@@ -144,7 +145,7 @@ def _same(record: BreakerRecord, reason: str, *events: Event) -> BreakerStep:
 
 
 def _move(
-    ctx: _Context, record: BreakerRecord, state: BreakerState, reason: str, **fields: object
+    ctx: _Context, record: BreakerRecord, state: BreakerState, *, reason: str, **fields: object
 ) -> BreakerStep:
     previous = BreakerState(record.state)
     if (previous, state) not in LEGAL:
@@ -180,11 +181,11 @@ def _move(
 
 def _reopen(ctx: _Context, record: BreakerRecord, reason: str) -> BreakerStep:
     open_s = min(ctx.config.max_open_for_s, record.open_s * 2)
-    return _move(ctx, record, _OPEN, reason, open_s=open_s, limit=0, failures=0)
+    return _move(ctx, record, _OPEN, reason=reason, open_s=open_s, limit=0, failures=0)
 
 
 def _with_votes(
-    ctx: _Context, record: BreakerRecord, votes: tuple[str, ...], reason: str
+    ctx: _Context, record: BreakerRecord, votes: tuple[str, ...], *, reason: str
 ) -> BreakerStep:
     after = msgspec.structs.replace(record, votes=votes, reason=reason, writer=ctx.writer)
     return BreakerStep(record=after, changed=True, reason=reason)
@@ -197,9 +198,11 @@ def _vote(ctx: _Context, record: BreakerRecord, event: HostVoted) -> BreakerStep
     needed = quorum(event.hosts, fraction=ctx.config.quorum_fraction)
     if len(votes) >= needed:
         reason = f"{len(votes)} of {event.hosts} hosts voted; latest: {event.reason}"
-        return _move(ctx, record, _OPEN, reason, open_s=ctx.config.open_for_s, limit=0, failures=0)
+        return _move(
+            ctx, record, _OPEN, reason=reason, open_s=ctx.config.open_for_s, limit=0, failures=0
+        )
     cast = VoteCast(dependency=ctx.dependency, host=event.host, votes=len(votes), quorum=needed)
-    stepped = _with_votes(ctx, record, votes, f"{len(votes)} of {needed} votes")
+    stepped = _with_votes(ctx, record, votes, reason=f"{len(votes)} of {needed} votes")
     return BreakerStep(record=stepped.record, changed=True, reason=stepped.reason, events=(cast,))
 
 
@@ -207,13 +210,13 @@ def _drop_vote(ctx: _Context, record: BreakerRecord, event: VoteDropped) -> Brea
     if event.host not in record.votes:
         return _same(record, "there is no such vote")
     votes = tuple(host for host in record.votes if host != event.host)
-    return _with_votes(ctx, record, votes, f"the vote of {event.host} no longer stands")
+    return _with_votes(ctx, record, votes, reason=f"the vote of {event.host} no longer stands")
 
 
 def _clear_votes(ctx: _Context, record: BreakerRecord, _event: VotesCleared) -> BreakerStep:
     if not record.votes:
         return _same(record, "there are no votes")
-    return _with_votes(ctx, record, (), "a new incarnation has begun")
+    return _with_votes(ctx, record, (), reason="a new incarnation has begun")
 
 
 def _claim_open(ctx: _Context, record: BreakerRecord, event: ProbeClaimed) -> BreakerStep:
@@ -222,7 +225,7 @@ def _claim_open(ctx: _Context, record: BreakerRecord, event: ProbeClaimed) -> Br
             record,
             f"the probe is due after {record.open_s:g} s, {event.unchanged_s:.3g} s have passed",
         )
-    return _move(ctx, record, _HALF_OPEN, "a probe was claimed", holder=event.holder)
+    return _move(ctx, record, _HALF_OPEN, reason="a probe was claimed", holder=event.holder)
 
 
 def _take_over(ctx: _Context, record: BreakerRecord, event: ProbeClaimed) -> BreakerStep:
@@ -232,7 +235,11 @@ def _take_over(ctx: _Context, record: BreakerRecord, event: ProbeClaimed) -> Bre
             record, f"the prober's lease lasts {lease_s:g} s, {event.unchanged_s:.3g} s have passed"
         )
     return _move(
-        ctx, record, _HALF_OPEN, "the prober was silent; another took over", holder=event.holder
+        ctx,
+        record,
+        _HALF_OPEN,
+        reason="the prober was silent; another took over",
+        holder=event.holder,
     )
 
 
@@ -248,16 +255,22 @@ def _drop(ctx: _Context, record: BreakerRecord, epoch: int) -> BreakerStep:
 def _probe_succeeded(ctx: _Context, record: BreakerRecord, event: ProbeSucceeded) -> BreakerStep:
     if _is_stale(record, event):
         return _drop(ctx, record, event.epoch)
-    return _ramp(ctx, record, ctx.config.ramp_start, "the probe was answered")
+    return _ramp(ctx, record, ctx.config.ramp_start, reason="the probe was answered")
 
 
-def _ramp(ctx: _Context, record: BreakerRecord, limit: int, reason: str) -> BreakerStep:
+def _ramp(ctx: _Context, record: BreakerRecord, limit: int, *, reason: str) -> BreakerStep:
     most = ctx.config.max_concurrent
     if limit >= most:
         return _move(
-            ctx, record, _CLOSED, reason, limit=most, failures=0, open_s=ctx.config.open_for_s
+            ctx,
+            record,
+            _CLOSED,
+            reason=reason,
+            limit=most,
+            failures=0,
+            open_s=ctx.config.open_for_s,
         )
-    return _move(ctx, record, _RECOVERING, f"{reason}; limit {limit}", limit=limit)
+    return _move(ctx, record, _RECOVERING, reason=f"{reason}; limit {limit}", limit=limit)
 
 
 def _probe_failed(ctx: _Context, record: BreakerRecord, event: ProbeFailed) -> BreakerStep:
@@ -269,7 +282,7 @@ def _probe_failed(ctx: _Context, record: BreakerRecord, event: ProbeFailed) -> B
 def _probe_released(ctx: _Context, record: BreakerRecord, event: ProbeReleased) -> BreakerStep:
     if _is_stale(record, event):
         return _drop(ctx, record, event.epoch)
-    return _move(ctx, record, _OPEN, "the probe was cancelled")
+    return _move(ctx, record, _OPEN, reason="the probe was cancelled")
 
 
 def _attempt_succeeded(
@@ -277,7 +290,7 @@ def _attempt_succeeded(
 ) -> BreakerStep:
     if event.epoch != record.epoch:
         return _drop(ctx, record, event.epoch)
-    return _ramp(ctx, record, record.limit * 2, "a call succeeded")
+    return _ramp(ctx, record, record.limit * 2, reason="a call succeeded")
 
 
 def _attempt_failed(ctx: _Context, record: BreakerRecord, event: AttemptFailed) -> BreakerStep:
@@ -290,17 +303,26 @@ def _attempt_failed(ctx: _Context, record: BreakerRecord, event: AttemptFailed) 
     if limit < ctx.config.ramp_start:
         return _reopen(ctx, record, f"the ramp failed at limit {record.limit}: {event.reason}")
     return _move(
-        ctx, record, _RECOVERING, f"a call failed; limit {limit}", limit=limit, failures=failures
+        ctx,
+        record,
+        _RECOVERING,
+        reason=f"a call failed; limit {limit}",
+        limit=limit,
+        failures=failures,
     )
 
 
 def _force(ctx: _Context, record: BreakerRecord, event: ForcedOpen) -> BreakerStep:
-    return _move(ctx, record, _FORCED, f"by an operator: {event.reason}", limit=0, failures=0)
+    return _move(
+        ctx, record, _FORCED, reason=f"by an operator: {event.reason}", limit=0, failures=0
+    )
 
 
 def _release(ctx: _Context, record: BreakerRecord, event: ForceReleased) -> BreakerStep:
     open_s = ctx.config.open_for_s
-    return _move(ctx, record, _OPEN, f"released by an operator: {event.reason}", open_s=open_s)
+    return _move(
+        ctx, record, _OPEN, reason=f"released by an operator: {event.reason}", open_s=open_s
+    )
 
 
 def _late(ctx: _Context, record: BreakerRecord, event: BreakerInput) -> BreakerStep:
@@ -368,8 +390,8 @@ def step(
         The record to write and what to report, or the same record and why nothing changes.
 
     Raises:
-        InvalidTransitionError: The table asks for a transition that does not exist; a bug of ours. The
-            record is untouched.
+        InvalidTransitionError: The table asks for a transition that does not exist; a bug of ours.
+            The record is untouched.
     """
     handler = TABLE[BreakerState(record.state)][type(event)]
     return handler(_Context(config, dependency, writer), record, event)

@@ -6,14 +6,14 @@ A joint operation is one save, removal or load that every rank enters with the s
 because training is lock-step. Two decisions are taken for all ranks:
 
 1. **the gate**: the first to arrive decides from the breaker, and everybody reads the same;
-2. **the verdict**: from the outcomes of the ranks that had work. The most severe class wins, ties go to
-   the lowest rank, and a rank that was silent for too long is ``lost``. It is written once; later
-   reports change nothing.
+2. **the verdict**: from the outcomes of the ranks that had work. The most severe class wins, ties
+   go to the lowest rank, and a rank that was silent for too long is ``lost``. It is written once;
+   later reports change nothing.
 
 Both are written by one compare-and-set, so this module never needs to know who else is deciding.
 
-Silence counts, not duration: a rank is lost when its ``arrived`` or ``beat`` key has not *changed* for
-``joint_timeout_s`` on the observer's clock, so that a long save in progress never is.
+Silence counts, not duration: a rank is lost when its ``arrived`` or ``beat`` key has not *changed*
+for ``joint_timeout_s`` on the observer's clock, so that a long save in progress never is.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ from lightning_resilience.core.breaker import BreakerState, passes
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
 from lightning_resilience.core.validation import check_choice, check_less, check_seconds, option
-from lightning_resilience.errors import JointError, JointUnavailableError
+from lightning_resilience.errors import (
+    CircuitOpenError,
+    JointError,
+    JointUnavailableError,
+    RetriesExhaustedError,
+)
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.records import BreakerRecord, GateRecord
 
 
@@ -45,6 +51,7 @@ __all__ = [
     "decide_final",
     "decide_gate",
     "error_of",
+    "report_of",
     "unavailable_error",
 ]
 
@@ -58,9 +65,9 @@ class JointConfig:
     """How ranks wait for each other.
 
     Args:
-        joint_timeout_s: Silence after which a rank is taken for lost, in seconds, > 0. None takes 0.8 ×
-            the process group's timeout: long enough for a slow rank, and short enough to leave before the
-            process group's watchdog does.
+        joint_timeout_s: Silence after which a rank is taken for lost, in seconds, > 0. None takes
+            0.8 × the process group's timeout: long enough for a slow rank, and short enough to
+            leave before the process group's watchdog does.
         joint_beat_s: How often a working rank shows that it lives, in seconds, > 0. None takes
             min(5, ``joint_timeout_s`` / 4).
         on_outage: What a save does while storage is ill: ``wait`` for it, or ``fail`` on all ranks.
@@ -124,8 +131,8 @@ class GateDecision:
 def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = "") -> GateDecision:
     """Decide a round of the gate.
 
-    PROCEED may rest on an old view, because the work is guarded all the same; ``FAIL`` needs a record
-    that was read after arrival, and the caller sees to that.
+    PROCEED may rest on an old view, because the work is guarded all the same; ``FAIL`` needs a
+    record that was read after arrival, and the caller sees to that.
 
     Args:
         record: The breaker's record, or None where the operation has no shared dependency.
@@ -147,6 +154,32 @@ def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = 
             verdict=GateVerdict.WAIT, reason=f"{why}; an operator has to release it"
         )
     return GateDecision(verdict=GateVerdict.WAIT, reason=why)
+
+
+def report_of(error: BaseException, *, rank: int, outcome: Outcome) -> OutcomeRecord:
+    """Make the report of a part that ended with ``error``.
+
+    What a guarded call raises says how its last attempt ended; that, and not the giving up, is the
+    first cause.
+
+    Args:
+        error: What the part raised.
+        rank: The rank whose part it was.
+        outcome: ``error`` itself, classified.
+    """
+    failure = (outcome.failure or FailureClass.UNKNOWN).value
+    if isinstance(error, RetriesExhaustedError):
+        return OutcomeRecord(
+            rank=rank,
+            failure=error.failure or failure,
+            error=error.last_error or outcome.error,
+            attempts=error.attempts,
+        )
+    if isinstance(error, CircuitOpenError):
+        text = f"{error.last_error}; then: {error}" if error.last_error else str(error)
+        failure = FailureClass.TRANSIENT.value
+        return OutcomeRecord(rank=rank, failure=failure, error=text, attempts=error.attempts)
+    return OutcomeRecord(rank=rank, failure=failure, error=outcome.error, attempts=1)
 
 
 def decide_final(
@@ -194,11 +227,11 @@ def _severity(failure: str) -> int:
 
 _ADVICE = {
     FailureClass.CANCELLED: "It was interrupted; nothing is wrong with the storage.",
-    FailureClass.PERMANENT: "Waiting does not help: mend the cause (rights, bucket, path) and start again.",
+    FailureClass.PERMANENT: "Mend the cause (rights, bucket, path), then start again.",
     FailureClass.CAPACITY: "Free space or raise the quota, then start again.",
     FailureClass.AUTH: "Renew the credentials, then start again.",
-    FailureClass.UNKNOWN: "If this failure is known to pass, register a classifier that says so (classify=…).",
-    FailureClass.LOST: "Look at that rank's log first: it hung, died, or did not enter the operation.",
+    FailureClass.UNKNOWN: "If this failure is known to pass, say so with a classifier (classify=).",
+    FailureClass.LOST: "Look at that rank's log first: it hung, died, or never came.",
 }
 _ADVICE_OTHERWISE = (
     "The storage was ill for longer than the policy allows; see deadline_s and on_outage."
@@ -227,8 +260,8 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     )
     message = (
         f"{final.op} of {final.subject} failed on all ranks (joint operation {seq}). "
-        f"First cause, {failure.value}, on rank {final.first_rank}{attempts}: {final.error}.{others} "
-        f"{_ADVICE.get(failure, _ADVICE_OTHERWISE)}"
+        f"First cause, {failure.value}, on rank {final.first_rank}{attempts}: "
+        f"{final.error}.{others} {_ADVICE.get(failure, _ADVICE_OTHERWISE)}"
     )
     return JointError(
         message, op=final.op, seq=seq, outcome=failure.value, first_rank=final.first_rank
@@ -255,8 +288,8 @@ def conflict_error(
         difference = f"ranks {found.rank} and {rank} both do {op!r}, with different arguments"
     message = (
         f"The ranks are not in lock-step at joint operation {seq}: {difference}. "
-        "Every rank has to call save_checkpoint and the like, in the same order, with the same path; "
-        "a call under `if trainer.is_global_zero` is the usual reason."
+        "Every rank has to call save_checkpoint and the like, in the same order; a call "
+        "under `if trainer.is_global_zero` is the usual reason."
     )
     return JointError(
         message,
@@ -280,8 +313,8 @@ def unavailable_error(
         cause: The store's last error.
     """
     message = (
-        f"Rank {rank} could not learn how {op} (joint operation {seq}) ended: the shared store has not "
-        f"answered for {lost_for_s:.1f} s ({cause}). The other ranks name this rank as lost. "
+        f"Rank {rank} could not learn how {op} (joint operation {seq}) ended: the shared store has "
+        f"not answered for {lost_for_s:.1f} s ({cause}). The other ranks name this rank as lost. "
         "Look at the host of the rendezvous store, and at the network between it and this host."
     )
     return JointUnavailableError(message, op=op, seq=seq, first_rank=rank, lost_ranks=(rank,))

@@ -4,14 +4,14 @@
 
 A permit is a lease, because its holder can die. But no host can read another's clock, so a record
 holds no instant: it holds an *epoch* (which changes with every transition) and a *beat* (which its
-holder changes while it works). An observer notes, on its own monotonic clock, when *it* first saw this
-(epoch, beat), and treats the lease as expired once the pair has not changed for ``lease_s`` of its
-own time.
+holder changes while it works). An observer notes, on its own monotonic clock, when *it* first saw
+this (epoch, beat), and treats the lease as expired once the pair has not changed for ``lease_s`` of
+its own time.
 
 * The holder's clock does not matter, nor does any offset between clocks; rates may differ by the
   margin that the lease has over the work it covers.
-* Expiry gives liveness only. Safety comes from compare-and-set: whoever takes over makes a new epoch,
-  and a result is applied only from the exact bytes that its own claim wrote.
+* Expiry gives liveness only. Safety comes from compare-and-set: whoever takes over makes a new
+  epoch, and a result is applied only from the exact bytes that its own claim wrote.
 * A newcomer waits a full lease before it takes over, by design.
 * Only the record's own change renews: a denied claim writes nothing, so it cannot keep a dead
   holder's lease alive.
@@ -28,7 +28,7 @@ from typing import Final
 __all__ = ["CLOCK_RATE_FACTOR", "Sighting", "has_time_left", "is_expired", "observe", "remaining_s"]
 
 CLOCK_RATE_FACTOR: Final = 1.5
-"""Monotonic clocks of two hosts are assumed to run at rates that differ by less than this factor."""
+"""Monotonic clocks of two hosts are assumed to run at rates within this factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,9 @@ def observe(sighting: Sighting | None, version: tuple[int | str, ...], *, now_s:
 
 def remaining_s(sighting: Sighting, *, lease_s: float, now_s: float) -> float:
     """Return how long the observer still has to wait, in seconds; 0 where it need not."""
-    return max(0.0, sighting.first_seen_at_s + lease_s - now_s)
+    # Elapsed time first, as a claim reports it: an instant of expiry would be rounded, and a lease
+    # that looks over while its claim is still denied makes the observer claim in a loop.
+    return max(0.0, lease_s - (now_s - sighting.first_seen_at_s))
 
 
 def is_expired(sighting: Sighting, *, lease_s: float, now_s: float) -> bool:
@@ -73,8 +75,8 @@ def is_expired(sighting: Sighting, *, lease_s: float, now_s: float) -> bool:
 def has_time_left(*, claimed_at_s: float, work_s: float, lease_s: float, now_s: float) -> bool:
     """Tell a holder whether its work would end before anybody may take over.
 
-    A process can be paused between its claim and its work; so it looks at its own clock again right before
-    the work starts.
+    A process can be paused between its claim and its work; so it looks at its own clock again right
+    before the work starts.
 
     Args:
         claimed_at_s: When the claim was *sent*, on the holder's clock.

@@ -3,13 +3,13 @@
 """Everything that is stored in the shared store: keys and records.
 
 Records are small JSON objects, strictly typed, with a version first: ``{"v":1,…}``. Fields are
-written in the order of the struct; an unknown version is a ``CorruptRecordError``, unknown fields are
-ignored (so a newer minor version may add some), never pickle. Records hold no instants, only epochs and
-durations, because no instant of one host is ever compared with another's. Every value that is written by
-a compare-and-set carries ``writer``, a nonce of this very write.
+written in the order of the struct; an unknown version is a ``CorruptRecordError``, unknown fields
+are ignored (so a newer minor version may add some), never pickle. Records hold no instants, only
+epochs and durations, because no instant of one host is ever compared with another's. Every value
+that is written by a compare-and-set carries ``writer``, a nonce of this very write.
 
-Keys (``<run>`` is the run id, ``<inc>`` the incarnation, which changes with every start of the worker
-group, so that keys of an earlier attempt are never believed):
+Keys (``<run>`` is the run id, ``<inc>`` the incarnation, which changes with every start of the
+worker group, so that keys of an earlier attempt are never believed):
 
 ==========================================  =======================================================
 key                                         value
@@ -172,7 +172,8 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
         first_rank: Lowest rank with that class; -1 where all went well.
         error: That rank's error.
         detail: That rank's detail, or the lowest worker's where all went well.
-        subject: What the operation is about, as the writer sees it; errors name it alike on every rank.
+        subject: What the operation is about, as the writer sees it; errors name it alike on every
+            rank.
         workers: Ranks that had work.
         lost_ranks: Ranks that were silent for too long.
         attempts: Attempts of the rank named.

@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a waiter may look away from an ill dependency.
 
-Waiting is pushed, not polled: whoever moves a circuit to RECOVERING rings the bell of that trip, and the
-waiters sleep on the bell. They wake by themselves for three reasons only, each rarer the further back in
-line they stand:
+Waiting is pushed, not polled: whoever moves a circuit to RECOVERING rings the bell of that trip,
+and the waiters sleep on the bell. They wake by themselves for three reasons only, each rarer the
+further back in line they stand:
 
 * the probe is due: the two *nearest* waiters claim it, by their own sight;
-* the prober is silent: the two nearest re-read every quarter of its lease, so that a dead one is replaced
-  within one and a half leases;
-* the bell's write may have been lost, or both of the nearest may be dead: everybody re-reads at the end
-  of a chunk, and claims what is overdue.
+* the prober is silent: the two nearest re-read every quarter of its lease, so that a dead one is
+  replaced within one and a half leases;
+* the bell's write may have been lost, or both of the nearest may be dead: everybody re-reads at the
+  end of a chunk, and claims what is overdue.
 
-The place in line comes from a ticket, a counter in the store. It is a hint only: a ticket whose answer
-was lost puts its waiter at the end, and a place that nobody holds is covered by the chunks.
+The place in line comes from a ticket, a counter in the store. It is a hint only: a ticket whose
+answer was lost puts its waiter at the end, and a place that nobody holds is covered by the chunks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 LONGEST_CHUNK_S: Final = 150.0
-"""A waiter re-reads at least this often, in seconds: two store operations a rank in five minutes."""
+"""A waiter re-reads at least this often, in seconds: a rank costs little while it waits."""
 
 _NEAREST: Final = 2
 _LOOKS_PER_LEASE: Final = 4
@@ -67,7 +67,7 @@ def _lease_s(view: BreakerView, config: BreakerConfig) -> float | None:
 
 
 def next_probe_in_s(view: BreakerView, config: BreakerConfig, *, now_s: float) -> float | None:
-    """Return when this process may claim the probe by its own sight, in seconds, or None if never."""
+    """Return in how many seconds this process may claim the probe, or None if never."""
     lease_s = _lease_s(view, config)
     return None if lease_s is None else remaining_s(view.sighting, lease_s=lease_s, now_s=now_s)
 

@@ -4,8 +4,8 @@
 
 A rank that is silent for ``joint_timeout_s`` is taken for lost. So everything that may last longer
 than a beat is cut into pieces of at most a beat, with a write of the beat's key in between: sleeps,
-waits, and, by the driver, calls. The beat comes from the protocol itself and not from a thread beside it,
-because a thread would go on beating for a rank that hangs.
+waits, and, by the driver, calls. The beat comes from the protocol itself and not from a thread
+beside it, because a thread would go on beating for a rank that hangs.
 """
 
 from __future__ import annotations

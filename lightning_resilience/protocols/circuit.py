@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process's dealings with one breaker's shared record: read it, change it, report to it.
 
-:class:`Circuit` is what the process remembers between calls: its latest view, its own window of results,
-and since when it has seen other hosts' votes. The functions are protocols: they read and write the record
-through effects, and everything that they decide is decided in ``core``.
+:class:`Circuit` is what the process remembers between calls: its latest view, its own window of
+results, and since when it has seen other hosts' votes. The functions are protocols: they read and
+write the record through effects, and everything that they decide is decided in ``core``.
 
-Any thread may use a circuit. What it remembers are immutable values that are replaced whole, so two threads
-can at worst forget one failure, never mix two records.
+Any thread may use a circuit. What it remembers are immutable values that are replaced whole, so two
+threads can at worst forget one failure, never mix two records.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Circuit:
     """What one process remembers of one breaker.
 
     Args:
-        dependency: Name of the dependency with the operation class, for example ``s3://bucket:write``.
+        dependency: Name of the dependency with the operation class, for example
+            ``s3://bucket:write``.
         config: The breaker's configuration.
         keys: Names of the keys of this run.
         host: Name of this host, for its vote.
@@ -263,8 +264,8 @@ def _ring(circuit: Circuit, before: BreakerRecord, after: BreakerRecord) -> Prot
     if after.epoch == before.epoch:
         return
     if breaker.passes(after) and before.state == BreakerState.HALF_OPEN.value:
-        # Order: after the record, so that whoever is woken reads it. If this process dies in between,
-        # the waiters read the record at the end of their chunk.
+        # Order: after the record, so that whoever is woken reads it. If this process dies in
+        # between, the waiters read the record at the end of their chunk.
         yield Set(circuit.keys.bell(circuit.dependency, after.generation), b"1")
     if after.generation > before.generation:
         # Nobody waits for the trip before the last any more: its bell has rung.
@@ -288,8 +289,8 @@ def begin(circuit: Circuit, *, new_incarnation: bool) -> Protocol[BreakerView]:
 def report(circuit: Circuit, outcome: Outcome, *, epoch: int) -> Protocol[None]:
     """Report how an attempt ended, once.
 
-    A success under a closed circuit costs no store operation. Failures that say nothing about health are
-    not reported at all.
+    A success under a closed circuit costs no store operation. Failures that say nothing about
+    health are not reported at all.
 
     Args:
         circuit: What this process remembers; it has a view.

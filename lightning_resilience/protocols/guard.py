@@ -12,7 +12,8 @@
 
 Bounded by ``deadline_s``: every turn costs an attempt or waits, and ``decide`` ends it.
 
-An interruption (``KeyboardInterrupt``, ``SystemExit``, a signal's exception) is never an outcome to be
+An interruption (``KeyboardInterrupt``, ``SystemExit``, a signal's exception) is never an outcome to
+be
 retried: it passes through at once. The failure that ends the policy is the cause of what is raised.
 """
 
@@ -91,6 +92,17 @@ class Guarded:
     elapsed_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    outcome: Outcome
+    value: Any = None
+    error: BaseException | None = None
+
+    @property
+    def failure(self) -> str:
+        return (self.outcome.failure or FailureClass.UNKNOWN).value
+
+
 _RECOVERY: Final = {
     RetryAction.REBUILD_CLIENT: "rebuild",
     RetryAction.DROP_CACHES: "drop_caches",
@@ -109,13 +121,12 @@ def guard(circuit: Circuit, call: GuardedCall) -> Protocol[Guarded]:
 
     Raises:
         RetriesExhaustedError: The policy ended; the last failure is the cause.
-        CircuitOpenError: The circuit is open and the policy is not to wait, or the deadline has passed;
-            the last failure, if there was one, is the cause.
+        CircuitOpenError: The circuit is open and the policy is not to wait, or the deadline has
+            passed; the last failure, if there was one, is the cause.
     """
     state = RetryState(started_at_s=(yield Now()))
     ends_at_s = deadline_at_s(call.policy, state)
-    last: BaseException | None = None
-    outcome = OK
+    ended = _Ended(outcome=OK)
     while True:
         try:
             view = yield from await_passage(
@@ -123,99 +134,90 @@ def guard(circuit: Circuit, call: GuardedCall) -> Protocol[Guarded]:
             )
         except CircuitOpenError as error:
             error.attempts = state.attempts
-            error.last_error = outcome.error
-            raise error from last
-        epoch = view.record.epoch
+            error.last_error = ended.outcome.error
+            raise error from ended.error
         healthy = view.record.state == BreakerState.CLOSED.value
-        outcome, value, last = yield from _attempt(call)
-        yield from report(circuit, outcome, epoch=epoch)
+        ended = yield from _attempt(call)
+        yield from _tell(circuit, call, ended, attempt=state.attempts + 1)
+        yield from report(circuit, ended.outcome, epoch=view.record.epoch)
         now_s: float = yield Now()
-        if last is None:
-            return Guarded(
-                value=value, attempts=state.attempts + 1, elapsed_s=now_s - state.started_at_s
-            )
+        if ended.error is None:
+            elapsed_s = now_s - state.started_at_s
+            return Guarded(value=ended.value, attempts=state.attempts + 1, elapsed_s=elapsed_s)
         draw: float = yield Draw()
-        decision = decide(call.policy, state, outcome, healthy=healthy, now_s=now_s, draw=draw)
+        decision = decide(
+            call.policy, state, ended.outcome, healthy=healthy, now_s=now_s, draw=draw
+        )
         state = decision.state
-        yield from _tell_failure(circuit, call, state, outcome, last)
         if decision.action is RetryAction.GIVE_UP:
-            yield from _give_up(circuit, call, decision, outcome, last)
-        yield from _prepare(circuit, call, decision, outcome)
+            raise (yield from _give_up(circuit, call, ended, decision=decision)) from ended.error
+        yield from _prepare(circuit, call, ended, decision=decision)
 
 
-def _attempt(call: GuardedCall) -> Protocol[tuple[Outcome, Any, BaseException | None]]:
+def _attempt(call: GuardedCall) -> Protocol[_Ended]:
     try:
         value = yield Call(call.work, timeout_s=call.policy.stall_timeout_s)
     except GeneratorExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - classified, and an interruption is raised again
+    except BaseException as error:
         outcome = call.patience.classify(error)
         if outcome.failure is FailureClass.CANCELLED:
             raise
-        return outcome, None, error
-    return OK, value, None
+        return _Ended(outcome=outcome, error=error)
+    return _Ended(outcome=OK, value=value)
 
 
-def _tell_failure(
-    circuit: Circuit, call: GuardedCall, state: RetryState, outcome: Outcome, error: BaseException
-) -> Protocol[None]:
+def _tell(circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempt: int) -> Protocol[None]:
+    if ended.error is None:
+        return
+    common = {"dependency": circuit.dependency, "operation": call.operation}
     yield Emit(
         AttemptFailed(
-            dependency=circuit.dependency,
-            operation=call.operation,
+            **common,
             target=call.target,
-            attempt=state.attempts,
-            failure=(outcome.failure or FailureClass.UNKNOWN).value,
-            error=outcome.error,
+            attempt=attempt,
+            failure=ended.failure,
+            error=ended.outcome.error,
         )
     )
-    if isinstance(error, CallTimeoutError):
+    if isinstance(ended.error, CallTimeoutError):
+        timeout_s = call.policy.stall_timeout_s
         yield Emit(
-            CallAbandoned(
-                dependency=circuit.dependency,
-                operation=call.operation,
-                target=call.target,
-                attempt=state.attempts,
-                timeout_s=call.policy.stall_timeout_s,
-            )
+            CallAbandoned(**common, target=call.target, attempt=attempt, timeout_s=timeout_s)
         )
 
 
 def _give_up(
-    circuit: Circuit,
-    call: GuardedCall,
-    decision: RetryDecision,
-    outcome: Outcome,
-    error: BaseException,
-) -> Protocol[None]:
+    circuit: Circuit, call: GuardedCall, ended: _Ended, *, decision: RetryDecision
+) -> Protocol[RetriesExhaustedError]:
     attempts = decision.state.attempts
-    failure = (outcome.failure or FailureClass.UNKNOWN).value
     yield Emit(
         RetriesExhausted(
             dependency=circuit.dependency,
             operation=call.operation,
             target=call.target,
             attempts=attempts,
-            failure=failure,
+            failure=ended.failure,
             reason=decision.reason,
-            error=outcome.error,
+            error=ended.outcome.error,
         )
     )
     message = (
         f"{call.operation} of {call.target} on {circuit.dependency} was given up after {attempts} "
-        f"attempt{'s' if attempts > 1 else ''} ({failure}; {decision.reason}): {outcome.error}"
+        f"attempt{'s' if attempts > 1 else ''} ({ended.failure}; {decision.reason}): "
+        f"{ended.outcome.error}"
     )
-    raise RetriesExhaustedError(
+    return RetriesExhaustedError(
         message,
         attempts=attempts,
         reason=decision.reason,
-        failure=failure,
-        last_error=outcome.error,
-    ) from error
+        failure=ended.failure,
+        last_error=ended.outcome.error,
+    )
 
 
 def _prepare(
-    circuit: Circuit, call: GuardedCall, decision: RetryDecision, outcome: Outcome
+    circuit: Circuit, call: GuardedCall, ended: _Ended, *, decision: RetryDecision
 ) -> Protocol[None]:
     if decision.action in _RECOVERY:
         recover: Callable[[], None] = getattr(call, _RECOVERY[decision.action])
@@ -231,9 +233,9 @@ def _prepare(
                 operation=call.operation,
                 target=call.target,
                 attempt=decision.state.attempts + 1,
-                failure=(outcome.failure or FailureClass.UNKNOWN).value,
+                failure=ended.failure,
                 delay_s=decision.delay_s,
-                error=outcome.error,
+                error=ended.outcome.error,
             )
         )
         yield Sleep(decision.delay_s)

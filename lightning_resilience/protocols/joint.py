@@ -9,13 +9,14 @@
       │         ├──▶ WAIT: all wait for the dependency together, then the next round   │
       │         └──▶ FAIL ─────────────────────────────────────────────────────────────┘
 
-The ranks that wait do so on the shared store. They are not in a collective, so no process-group timeout
-runs, and an outage may last longer than it.
+The ranks that wait do so on the shared store. They are not in a collective, so no process-group
+timeout runs, and an outage may last longer than it.
 
 * The gate and the verdict are write-once keys: whoever is first decides, everybody reads the same.
-* A worker that ends with an exception publishes that first, then raises; also where it was interrupted.
-* A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the observer's
-  own time is lost. Whoever sees that writes it into the verdict, which names the rank.
+* A worker that ends with an exception publishes that first, then raises; also where it was
+  interrupted.
+* A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the
+  observer's own time is lost. Whoever sees that writes it into the verdict, which names the rank.
 * A rank that cannot read the verdict makes none up (``protocols.persistent``).
 * Keys of operations that every rank has left behind are removed (``protocols.joint_clean_up``).
 """
@@ -74,10 +75,10 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
     if failed is not None:
         result = JointResult(final=failed)
     elif part is None:
-        final = yield from await_final(member, joint, started_at_s)
+        final = yield from await_final(member, joint, started_at_s=started_at_s)
         result = JointResult(final=final)
     else:
-        result = yield from work(member, joint, part, started_at_s)
+        result = yield from work(member, joint, part, started_at_s=started_at_s)
     now_s: float = yield Now()
     yield Emit(
         VerdictReached(

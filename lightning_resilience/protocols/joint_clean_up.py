@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Remove the keys of joint operations that every rank has left behind.
 
-A rank is past an operation once it has *arrived* at a later one, so nothing is removed that anybody may
-still read. Rank 0 alone does it, for a batch at a time, and notes in the store how far it has come; so the
-number of keys stays bounded over any number of operations.
+A rank is past an operation once it has *arrived* at a later one, so nothing is removed that anybody
+may still read. Rank 0 alone does it, for a batch at a time, and notes in the store how far it has
+come; so the number of keys stays bounded over any number of operations.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate of a joint operation: one verdict for all ranks before any of them works.
 
-The first rank to arrive at a round decides from the breaker and the policy, by creating a write-once key;
-the others read the same. WAIT ends a round: the ranks wait for the dependency together, each ready to be
-the one that probes, and whoever sees it recover (or its own deadline pass) writes the next round. A first
-arriver that dies leaves its verdict valid.
+The first rank to arrive at a round decides from the breaker and the policy, by creating a
+write-once key; the others read the same. WAIT ends a round: the ranks wait for the dependency
+together, each ready to be the one that probes, and whoever sees it recover (or its own deadline
+pass) writes the next round. A first arriver that dies leaves its verdict valid.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lightning_resilience.core.records import FinalRecord, GateRecord, decode, e
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols.beating import with_beat
 from lightning_resilience.protocols.circuit import current, refresh
-from lightning_resilience.protocols.effects import Beat, Emit, Nonce, Now
+from lightning_resilience.protocols.effects import Beat, Emit, Nonce
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
 
@@ -37,9 +37,7 @@ __all__ = ["pass_gate"]
 _MOST_ROUNDS: Final = 1000
 
 
-def pass_gate(
-    member: Member, joint: Joint, started_at_s: float
-) -> Protocol[FinalRecord | None]:
+def pass_gate(member: Member, joint: Joint, started_at_s: float) -> Protocol[FinalRecord | None]:
     """Wait until this rank may go on.
 
     Args:
@@ -54,18 +52,22 @@ def pass_gate(
         JointError: Another rank is at another operation.
     """
     deadline_at_s = started_at_s + joint.deadline_s
-    expired = ""
-    for round_number in range(_MOST_ROUNDS):
-        gate = yield from _decide(member, joint, round_number, expired)
+    gate = yield from _decide(member, joint, 0, expired="")
+    for round_number in range(1, _MOST_ROUNDS):
         if gate.verdict == GateVerdict.PROCEED.value:
             return None
         if gate.verdict == GateVerdict.FAIL.value:
             return _refusal(joint, gate)
         expired = yield from _wait_together(member, joint, deadline_at_s)
-    return _refusal(joint, msgspec.structs.replace(gate, reason=f"{_MOST_ROUNDS} rounds of waiting"))
+        gate = yield from _decide(member, joint, round_number, expired=expired)
+    return _refusal(
+        joint, msgspec.structs.replace(gate, reason=f"{_MOST_ROUNDS} rounds of waiting")
+    )
 
 
-def _decide(member: Member, joint: Joint, round_number: int, expired: str) -> Protocol[GateRecord]:
+def _decide(
+    member: Member, joint: Joint, round_number: int, *, expired: str
+) -> Protocol[GateRecord]:
     decision, epoch = yield from _own_decision(member, joint, expired)
     writer: str = yield Nonce()
     mine = GateRecord(

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who takes part in what: the values that describe a joint operation.
 
-``Member`` is this rank, ``Joint`` the operation (described alike on every rank), ``Part`` this rank's work
-in it, and ``JointResult`` how it ended.
+``Member`` is this rank, ``Joint`` the operation (described alike on every rank), ``Part`` this
+rank's work in it, and ``JointResult`` how it ended.
 """
 
 from __future__ import annotations

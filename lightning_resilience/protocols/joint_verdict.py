@@ -1,23 +1,32 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict of a joint operation: from the workers' outcomes, written once, the same for all ranks.
+"""The verdict of a joint operation: written once, from the workers' outcomes, for all ranks.
 
-Each worker publishes its outcome before anything else can block or fail. The last one merges all of them
-into the write-once verdict and rings; should it die in between, or should a worker fall silent, any rank that
-waits does it instead. Later reports change nothing.
+Each worker publishes its outcome before anything else can block or fail. The last one merges all of
+them into the write-once verdict and rings; should it die in between, or should a worker fall
+silent, any rank that waits does it instead. Later reports change nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lightning_resilience.core import joint as core
-from lightning_resilience.core import lease
+from lightning_resilience.core import joint as core, lease
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord, decode, encode
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.beating import with_beat
-from lightning_resilience.protocols.effects import Add, Beat, Emit, Get, MultiGet, Nonce, Now, Set, WaitFor
+from lightning_resilience.protocols.effects import (
+    Add,
+    Beat,
+    Emit,
+    Get,
+    MultiGet,
+    Nonce,
+    Now,
+    Set,
+    WaitFor,
+)
 from lightning_resilience.protocols.joint_terms import JointResult
 from lightning_resilience.protocols.shared_cell import create
 
@@ -31,7 +40,18 @@ if TYPE_CHECKING:
 __all__ = ["await_final", "work"]
 
 
-def work(member: Member, joint: Joint, part: Part, started_at_s: float) -> Protocol[JointResult]:
+def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Protocol[JointResult]:
+    """Do this rank's part, publish how it ended, and learn the verdict.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+        part: This rank's work.
+        started_at_s: When this rank arrived, on its own clock.
+
+    Returns:
+        The verdict, with the work's own value or error.
+    """
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
     try:
         value = yield from with_beat(part.run(), beat)
@@ -40,16 +60,20 @@ def work(member: Member, joint: Joint, part: Part, started_at_s: float) -> Proto
     except BaseException as error:  # noqa: BLE001 - published first, then judged by the verdict
         report = part.outcome(error)
         final = yield from _publish(
-            member, joint, report, started_at_s, interrupted=not isinstance(error, Exception)
+            member,
+            joint,
+            report,
+            started_at_s=started_at_s,
+            interrupted=not isinstance(error, Exception),
         )
         return JointResult(final=final, error=error)
     report = OutcomeRecord(rank=member.rank, detail=part.detail(value))
-    final = yield from _publish(member, joint, report, started_at_s, interrupted=False)
+    final = yield from _publish(member, joint, report, started_at_s=started_at_s, interrupted=False)
     return JointResult(final=final, value=value)
 
 
 def _publish(
-    member: Member, joint: Joint, report: OutcomeRecord, started_at_s: float, *, interrupted: bool
+    member: Member, joint: Joint, report: OutcomeRecord, *, started_at_s: float, interrupted: bool
 ) -> Protocol[FinalRecord]:
     if joint.workers == (member.rank,):
         return (yield from _write_final(member, joint, (report,)))
@@ -63,9 +87,10 @@ def _publish(
         outcomes, _missing = yield from _reports(member, joint)
         return (yield from _write_final(member, joint, outcomes))
     if interrupted:
-        # Whoever was interrupted does not wait for the others; its report is the most severe there is.
+        # Whoever was interrupted does not wait for the others; its report is the most severe there
+        # is.
         return core.decide_final(_terms(joint, writer=""), (report,))
-    return (yield from await_final(member, joint, started_at_s))
+    return (yield from await_final(member, joint, started_at_s=started_at_s))
 
 
 def _reports(
@@ -105,11 +130,11 @@ def _write_final(
     return mine if written.won else decode(FinalRecord, written.raw, key=key)
 
 
-def await_final(member: Member, joint: Joint, started_at_s: float) -> Protocol[FinalRecord]:
+def await_final(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[FinalRecord]:
     """Wait for the verdict; write it where nobody else is left to.
 
-    Bounded: a worker that is silent for ``timeout_s`` is lost, and one that is not is at work under its own
-    deadline.
+    Bounded: a worker that is silent for ``timeout_s`` is lost, and one that is not is at work under
+    its own deadline.
     """
     key = member.keys.joint("final", joint.seq)
     chunk_s = min(joint.patience.chunk_s, joint.patience.voice_s, member.timeout_s / 2)
@@ -126,7 +151,7 @@ def await_final(member: Member, joint: Joint, started_at_s: float) -> Protocol[F
             )
         )
         outcomes, missing = yield from _reports(member, joint)
-        lost = yield from _lost(member, joint, missing, sightings, started_at_s)
+        lost = yield from _lost(member, missing, sightings=sightings, started_at_s=started_at_s)
         if set(lost) == set(missing):
             if lost:
                 yield Emit(
@@ -141,8 +166,8 @@ def await_final(member: Member, joint: Joint, started_at_s: float) -> Protocol[F
 
 def _lost(
     member: Member,
-    joint: Joint,
     missing: tuple[int, ...],
+    *,
     sightings: dict[int, Sighting],
     started_at_s: float,
 ) -> Protocol[tuple[int, ...]]:
@@ -153,8 +178,8 @@ def _lost(
     for position, rank in enumerate(missing):
         pair = values[2 * position : 2 * position + 2]
         version = tuple((raw or b"").decode() for raw in pair)
-        # A rank that this one has not looked at before is timed from this rank's own arrival, as long as
-        # it has shown nothing yet.
+        # A rank that this one has not looked at before is timed from this rank's own arrival, as
+        # long as it has shown nothing yet.
         before = sightings.get(rank)
         if before is None and version == ("", ""):
             before = lease.Sighting(version=version, first_seen_at_s=started_at_s)

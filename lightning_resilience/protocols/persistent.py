@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeat store operations while the shared store is away, for a bounded time.
 
-Inside a joint operation nobody makes up a verdict: a rank that cannot read the store tries again, with
-full jitter, until it has been away for ``patience_s``, and then gives up with the error it is told to
-raise. Repeating is safe for everything but ``Add``: a read has no effect, a ``Set`` is idempotent, and
-every compare-and-set carries a writer nonce, so that one whose answer was lost answers "I won" the second
-time. ``Add`` is passed on and may fail.
+Inside a joint operation nobody makes up a verdict: a rank that cannot read the store tries again,
+with full jitter, until it has been away for ``patience_s``, and then gives up with the error it is
+told to raise. Repeating is safe for everything but ``Add``: a read has no effect, a ``Set`` is
+idempotent, and every compare-and-set carries a writer nonce, so that one whose answer was lost
+answers "I won" the second time. ``Add`` is passed on and may fail.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait for an ill dependency: together, pushed, and with one probe for the whole job.
 
-Whoever finds the circuit open draws a ticket and sleeps on the bell of this trip. When the open wait is
-over by its own sight, a waiter claims the probe by compare-and-set; the one that wins makes one real call,
-applies the result to exactly the record that its claim wrote, and rings. Everybody else goes on sleeping.
+Whoever finds the circuit open draws a ticket and sleeps on the bell of this trip. When the open
+wait is over by its own sight, a waiter claims the probe by compare-and-set; the one that wins makes
+one real call, applies the result to exactly the record that its claim wrote, and rings. Everybody
+else goes on sleeping.
 
-If the prober dies, its claim is a record that no longer changes: the nearest waiters see that and take over
-after the lease. If it is merely paused, its result names an epoch that is over and changes nothing.
+If the prober dies, its claim is a record that no longer changes: the nearest waiters see that and
+take over after the lease. If it is merely paused, its result names an epoch that is over and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from lightning_resilience.core.breaker import BreakerView
     from lightning_resilience.core.outcome import Outcome
+    from lightning_resilience.core.records import BreakerRecord
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -56,8 +59,8 @@ class Patience:
         when_open: ``wait``, or ``raise`` at once.
         chunk_s: Longest time between two looks at the record, in seconds.
         voice_s: Longest time between two events that say what is awaited, in seconds.
-        spread_s: After the wait, callers come back over this time, in seconds, so that they do not return
-            in the same instant.
+        spread_s: After the wait, callers come back over this time, in seconds, so that they do not
+            return in the same instant.
     """
 
     probe: Callable[[CancelToken], Any]
@@ -85,7 +88,8 @@ def await_passage(
         The view that lets the caller pass; its epoch belongs to the caller's result.
 
     Raises:
-        CircuitOpenError: The circuit is open and ``when_open`` is ``raise``, or the deadline has passed.
+        CircuitOpenError: The circuit is open and ``when_open`` is ``raise``, or the deadline has
+            passed.
     """
     view = yield from current(circuit)
     if breaker.passes(view.record):
@@ -153,8 +157,8 @@ def _sleep_on_bell(
 
 
 def _pause(woken_in_vain: int) -> Protocol[None]:
-    # The bell has rung, so this is the way out. It is a way back in only where the store was lost and
-    # rebuilt at the same generation, and then a bell that stays rung must not make a busy loop.
+    # The bell has rung, so this is the way out. It is a way back in only where the store was lost
+    # and rebuilt at the same generation, and then a bell that stays rung must not make a busy loop.
     if woken_in_vain > 1:
         draw: float = yield Draw()
         yield Sleep(
@@ -178,7 +182,8 @@ def _refused(circuit: Circuit, view: BreakerView, *, now_s: float, why: str) -> 
     record = view.record
     retry_after_s = waiting.next_probe_in_s(view, circuit.config, now_s=now_s)
     message = (
-        f"The circuit of {circuit.dependency} is {record.state} (epoch {record.epoch}: {record.reason}), {why}. "
+        f"The circuit of {circuit.dependency} is {record.state} (epoch {record.epoch}: "
+        f"{record.reason}), {why}. "
         "The job stays away from an ill dependency; look at its health first."
     )
     return CircuitOpenError(
@@ -213,7 +218,7 @@ def try_probe(circuit: Circuit, patience: Patience, view: BreakerView) -> Protoc
     yield Emit(ProbeStarted(dependency=circuit.dependency, epoch=epoch, taken_over=taken_over))
     try:
         result, succeeded, detail = yield from _probe(
-            circuit, patience, epoch, holder, claimed_at_s
+            circuit, patience, mine.record, claimed_at_s=claimed_at_s
         )
     except GeneratorExit:
         raise
@@ -226,9 +231,10 @@ def try_probe(circuit: Circuit, patience: Patience, view: BreakerView) -> Protoc
 
 
 def _probe(
-    circuit: Circuit, patience: Patience, epoch: int, holder: str, claimed_at_s: float
+    circuit: Circuit, patience: Patience, mine: BreakerRecord, *, claimed_at_s: float
 ) -> Protocol[tuple[BreakerInput, bool, str]]:
     config = circuit.config
+    epoch, holder = mine.epoch, mine.holder
     now_s: float = yield Now()
     if not lease.has_time_left(
         claimed_at_s=claimed_at_s,
@@ -242,7 +248,7 @@ def _probe(
         yield Call(patience.probe, timeout_s=config.probe_timeout_s)
     except GeneratorExit:
         raise
-    except BaseException as error:  # noqa: BLE001 - classified, and an interruption is raised again
+    except BaseException as error:
         outcome = patience.classify(error)
         if outcome.failure is FailureClass.CANCELLED:
             raise

@@ -1,13 +1,14 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The one loop behind every shared change: decide on what was read, compare-and-set, or decide again.
+"""The one loop behind every shared change: decide, compare-and-set, and decide again.
 
 A compare-and-set has three outcomes here, told apart by what it returns:
 
-* **won**: it returned the desired bytes. They carry a writer nonce, so nobody else can have written them;
+* **won**: it returned the desired bytes. They carry a writer nonce, so nobody else can have written
+  them;
 * **conflict**: it returned other bytes. Those are what is there now, and the decision is made anew;
-* **gone**: it returned the *expectation*, which is what a store says when the key does not exist. That
-  means that the store came back empty; it never means "unchanged".
+* **gone**: it returned the *expectation*, which is what a store says when the key does not exist.
+  That means that the store came back empty; it never means "unchanged".
 
 The loop is bounded, and its pauses grow with jitter: those who lost come back at different times.
 """
@@ -90,12 +91,12 @@ def update(key: str, raw: bytes, change: Callable[[bytes, str], bytes | None]) -
     Args:
         key: The key.
         raw: The exact bytes that were read last.
-        change: Makes the desired bytes of the current ones and a fresh nonce, or None where there is
-            nothing to do.
+        change: Makes the desired bytes of the current ones and a fresh nonce, or None where there
+            is nothing to do.
 
     Returns:
-        What is there in the end. Not ``won`` where there was nothing to do, where the key is gone, or where
-        this process lost every time; the caller looks again at what is there.
+        What is there in the end. Not ``won`` where there was nothing to do, where the key is gone,
+        or where this process lost every time; the caller looks again at what is there.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         nonce: str = yield Nonce()

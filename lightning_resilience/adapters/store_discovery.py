@@ -1,0 +1,106 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which store do the ranks of this job share?
+
+First that applies: what the user names (a store or a URL), the server behind the process group's
+default store, this process's memory where it is the only one. The process group's own client is
+never used: it is locked while the group waits on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from lightning_resilience.adapters.torch_store import TorchStore, innermost_store
+from lightning_resilience.config import parse_store_url
+from lightning_resilience.errors import ConfigError
+from lightning_resilience.ports import SharedStore
+from lightning_resilience.runtime.memory import MemoryStore
+
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+
+__all__ = ["open_store", "store_of_default_group"]
+
+
+def store_of_default_group(*, timeout_s: float = 5.0) -> TorchStore | None:
+    """Our own connection to the store of the default process group.
+
+    Keys are not prefixed as the group's are, so that all ranks, and all groups of one server, see
+    the same ones.
+
+    Args:
+        timeout_s: Seconds that an operation may take.
+
+    Returns:
+        None where no process group is initialised, or its backend has no store.
+
+    Raises:
+        ConfigError: The group's store is of a kind that a second connection cannot reach.
+    """
+    store = _default_store()
+    if store is None:
+        return None
+    inner = innermost_store(store)
+    if isinstance(inner, dist.TCPStore):
+        # By address, not by wrapping: keeping the object would keep the group's server alive.
+        return TorchStore.connect(inner.host, inner.port, timeout_s=timeout_s)
+    return TorchStore.wrap(inner, timeout_s=timeout_s)
+
+
+def open_store(
+    store: SharedStore | Store | str | None, *, world_size: int, timeout_s: float = 5.0
+) -> SharedStore:
+    """The store that all ranks share.
+
+    Args:
+        store: What the user named: a store, a URL, or None to look for one.
+        world_size: Number of processes of the job.
+        timeout_s: Seconds that an operation may take.
+
+    Raises:
+        ConfigError: The URL is malformed, the store is of an unknown kind, or none was named and
+            there is none to be found although the job has several processes.
+
+    Note:
+        Nothing is sent: a store that is away is noticed by the first operation.
+    """
+    if isinstance(store, str):
+        host, port = parse_store_url(store)
+        return TorchStore.connect(host, port, timeout_s=timeout_s)
+    if isinstance(store, SharedStore):
+        return store
+    if store is not None:
+        return _wrap_named(store, timeout_s=timeout_s)
+    found = store_of_default_group(timeout_s=timeout_s)
+    if found is not None:
+        return found
+    if world_size == 1:
+        return MemoryStore()
+    text = (
+        f"store is not given, no process group is initialised, and the job has {world_size} "
+        "processes: they share no store. Allowed: store='tcp://host:port' (or "
+        "LIGHTNING_RESILIENCE_STORE), a store object, or opening it after the process group"
+    )
+    raise ConfigError(text)
+
+
+def _wrap_named(store: object, *, timeout_s: float) -> TorchStore:
+    if not isinstance(store, dist.Store):
+        text = (
+            f"store is {store!r}; allowed: a URL tcp://host:port, a torch.distributed store, or an "
+            "object with the methods of SharedStore"
+        )
+        raise ConfigError(text)
+    return TorchStore.wrap(store, timeout_s=timeout_s)
+
+
+def _default_store() -> Store | None:
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    # Torch has no public name for it.
+    return dist.distributed_c10d._get_default_store()  # noqa: SLF001

@@ -1,0 +1,180 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Run a protocol to its end on real ports: the blocking driver.
+
+The driver is one loop: advance the protocol, perform the effect that it yields, send the result
+back in or throw the failure. It holds no policy; what a protocol does about a failure is the
+protocol's business. The simulator is the other driver, and runs the same protocols.
+
+Any thread may run a protocol; each thread has its own helper for waits. An interruption (Ctrl-C, or
+whatever ``interrupt`` raises) takes effect within a fifth of a second in every wait. It is thrown
+into the protocol, which may still perform short store operations as its last words, and it is never
+swallowed.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lightning_resilience.core.events import StoreLost
+from lightning_resilience.errors import CallTimeoutError, StoreUnavailableError
+from lightning_resilience.protocols import effects as fx
+from lightning_resilience.runtime.bells import Bells
+from lightning_resilience.runtime.calls import PIECE_S, RunningCall, Token
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.ports import Clock, Dice, EventSink, SharedStore
+    from lightning_resilience.protocols.effects import Effect, Protocol
+
+
+__all__ = ["Driver"]
+
+T = TypeVar("T")
+
+
+def _nothing() -> None:
+    return None
+
+
+def _adopt_nothing() -> Callable[[], None]:
+    return _nothing
+
+
+class Driver:
+    """Performs effects on real ports.
+
+    Args:
+        store: The shared store.
+        clock: Where time passes.
+        dice: Where chance comes from.
+        sink: Where events go.
+        interrupt: Called at least every fifth of a second in every wait; what it raises ends the
+            wait. It is how a signal handler that only sets a flag interrupts one.
+        adopt: Called in the thread that makes a call with a timeout; returns what the call's own
+            thread runs first (for example, set the same CUDA device).
+    """
+
+    def __init__(
+        self,
+        *,
+        store: SharedStore,
+        clock: Clock,
+        dice: Dice,
+        sink: EventSink,
+        interrupt: Callable[[], None] = _nothing,
+        adopt: Callable[[], Callable[[], None]] = _adopt_nothing,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.dice = dice
+        self.sink = sink
+        self._interrupt = interrupt
+        self._adopt = adopt
+        self._local = threading.local()
+        self._performers: dict[type, Callable[[Any], Any]] = {
+            fx.Get: lambda effect: store.get(effect.key),
+            fx.MultiGet: lambda effect: store.multi_get(effect.keys),
+            fx.Set: lambda effect: store.set(effect.key, effect.value),
+            fx.Delete: lambda effect: store.delete(effect.key),
+            fx.CompareAndSet: lambda effect: store.compare_and_set(
+                effect.key, effect.expected, effect.desired
+            ),
+            fx.Add: lambda effect: store.add(effect.key, effect.amount),
+            fx.WaitFor: self._wait_for,
+            fx.Sleep: self._sleep,
+            fx.Now: lambda _effect: clock.now_s(),
+            fx.Draw: lambda _effect: dice.draw(),
+            fx.Nonce: lambda _effect: dice.nonce(),
+            fx.Call: self._call,
+            fx.Emit: lambda effect: sink.emit(effect.event),
+        }
+
+    def run(self, protocol: Protocol[T]) -> T:
+        """Run a protocol to its end.
+
+        Bounded by the protocol.
+
+        Args:
+            protocol: A fresh protocol.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            BaseException: What it raises, interruptions included.
+        """
+        advance: Callable[[], Effect] = partial(protocol.send, None)
+        while True:
+            try:
+                effect = advance()
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            try:
+                value = self._performers[type(effect)](effect)
+            except BaseException as error:  # noqa: BLE001 - every failure belongs to the protocol
+                advance = partial(protocol.throw, error)
+            else:
+                advance = partial(protocol.send, value)
+
+    def close(self) -> None:
+        """Let this thread's helper end. Idempotent."""
+        bells: Bells | None = getattr(self._local, "bells", None)
+        if bells is not None:
+            bells.close()
+
+    def _wait_for(self, effect: fx.WaitFor) -> bool:
+        self._interrupt()
+        bells: Bells | None = getattr(self._local, "bells", None)
+        if bells is None:
+            bells = self._local.bells = Bells(self.store)
+        return bells.wait_for(effect.key, effect.timeout_s, check=self._interrupt)
+
+    def _sleep(self, effect: fx.Sleep) -> None:
+        ends_at_s = self.clock.now_s() + effect.duration_s
+        self._interrupt()
+        while (remaining_s := ends_at_s - self.clock.now_s()) > 0:
+            self.clock.sleep(min(remaining_s, PIECE_S))
+            self._interrupt()
+
+    def _call(self, effect: fx.Call) -> Any:  # noqa: ANN401 - whatever the work returns
+        if effect.timeout_s is None:
+            return effect.work(Token())
+        self._interrupt()
+        call = RunningCall(effect.work, clock=self.clock, adopt=self._adopt())
+        beaten_at_s = self.clock.now_s()
+        try:
+            while not call.has_ended(within_s=min(PIECE_S, effect.timeout_s)):
+                self._interrupt()
+                _raise_if_stalled(call, effect.timeout_s)
+                beaten_at_s = self._beat(effect.beat, beaten_at_s)
+        except BaseException:
+            call.abandon()
+            raise
+        return call.result()
+
+    def _beat(self, beat: fx.Beat | None, beaten_at_s: float) -> float:
+        now_s = self.clock.now_s()
+        if beat is None or now_s - beaten_at_s < beat.every_s:
+            return beaten_at_s
+        try:
+            self.store.set(beat.key, self.dice.nonce().encode())
+        except StoreUnavailableError as error:
+            # The work is more important than the sign of life.
+            self.sink.emit(StoreLost(op="beat", error=str(error)))
+        return now_s
+
+
+def _raise_if_stalled(call: RunningCall, timeout_s: float) -> None:
+    if call.stalled_for_s() < timeout_s:
+        return
+    message = (
+        f"The call made no progress for {timeout_s:g} s and was abandoned; its thread may still be "
+        "running. If calls need longer between two signs of progress, raise stall_timeout_s."
+    )
+    raise CallTimeoutError(message)
