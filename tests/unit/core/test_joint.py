@@ -27,15 +27,8 @@ from lightning_resilience.errors import JointError, JointUnavailableError
 
 # The order of the specification, most severe first.
 SEVERITY = [
-    "cancelled",
-    "permanent",
-    "capacity",
-    "auth",
-    "unknown",
-    "lost",
-    "throttle",
-    "transient",
-    "stale",
+    *("cancelled", "permanent", "capacity", "auth", "unknown"),
+    *("lost", "throttle", "transient", "stale"),
 ]
 TERMS = FinalRecord(op="save", subject="s3://bucket/epoch=1.ckpt", workers=(0, 1, 2), writer="w")
 PASSING = {BreakerState.CLOSED, BreakerState.RECOVERING}
