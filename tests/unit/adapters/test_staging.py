@@ -155,9 +155,11 @@ def test_a_full_filesystem_is_named(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_really_full_device_is_capacity() -> None:
     """The kernel's own answer is classified like the one above."""
-    with Path("/dev/full").open("wb", buffering=0) as full:
-        with pytest.raises(OSError, match="No space left") as caught:
-            full.write(b"x")
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        pytest.raises(OSError, match="No space left") as caught,
+    ):
+        full.write(b"x")
 
     assert classify(caught.value).failure is FailureClass.CAPACITY
 
