@@ -316,7 +316,9 @@ def _open_staged(fs: AbstractFileSystem, path: str, *, autocommit: bool) -> Stag
         Path(path).parent.mkdir(parents=True, exist_ok=True)
 
     def publish(staged: Staged) -> None:
-        _run(fs, "put_file", _text(path), work=lambda: _publish(store, staged, path))
+        _run(
+            fs, "put_file", _text(path), work=lambda: _publish(fs, store, staged=staged, path=path)
+        )
 
     return StagedFile(store.staging_path(path, uuid.uuid4().hex), publish, autocommit=autocommit)
 
@@ -328,7 +330,11 @@ def _spool(fs: AbstractFileSystem) -> str:
     return spool or spool_directory(None, environ=os.environ, run_id="files")
 
 
-def _publish(store: FsspecObjectStore, staged: Staged, path: str) -> None:
+def _publish(
+    fs: AbstractFileSystem, store: FsspecObjectStore, *, staged: Staged, path: str
+) -> None:
+    # What a transaction commits is published now; the filesystem must not defer it once more.
+    deferring, fs._intrans = fs._intrans, False  # noqa: SLF001 - fsspec's own mark
     _inside.publishing = True
     try:
         store.publish(staged.path, path, _inside.token or _NeverCancelled())
@@ -336,6 +342,7 @@ def _publish(store: FsspecObjectStore, staged: Staged, path: str) -> None:
         found = staged.size_bytes if store.is_local else store.size(path)
     finally:
         _inside.publishing = False
+        fs._intrans = deferring  # noqa: SLF001 - fsspec's own mark
     if found != staged.size_bytes:
         message = (
             f"{_text(path)}: {staged.size_bytes} bytes were sent, but the storage reports "

@@ -3,8 +3,9 @@
 """fsspec instances that nobody else has, and that do not repeat anything by themselves.
 
 Retries around retries multiply: s3fs tries 5 times what botocore tries 5 times, so one failed call
-of ours reaches the storage 25 times. Ours are counted, spread and gated, so the inner ones are
-turned down, on an instance outside fsspec's cache. What the user set besides stays as it is.
+of ours reaches the storage 25 times, and aiohttp adds one for broken connections. Ours are counted,
+spread and gated, so the inner ones are turned down, on an instance outside fsspec's cache. What the
+user set besides stays as it is.
 """
 
 from __future__ import annotations
@@ -54,15 +55,20 @@ def private_instance(
     options = dict(options)
     names = protocols(cls)
     if "s3" in names:
-        config = dict(options.get("config_kwargs") or {})
-        config["retries"] = {**(config.get("retries") or {}), "total_max_attempts": 1}
-        options["config_kwargs"] = config
+        options["config_kwargs"] = _one_request(options.get("config_kwargs") or {})
     fs = cls(*args, **{**options, "skip_instance_cache": True})
     if "s3" in names:
         fs.retries = 1
     if "gs" in names:
         _undecorate(fs)
     return fs
+
+
+def _one_request(config_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    from lightning_resilience.adapters.s3_session import session_options  # noqa: PLC0415 - optional
+
+    retries = {**(config_kwargs.get("retries") or {}), "total_max_attempts": 1}
+    return {**session_options(), **config_kwargs, "retries": retries}
 
 
 def dependency_name(fs: AbstractFileSystem, path: str) -> str:

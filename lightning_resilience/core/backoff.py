@@ -26,9 +26,9 @@ from typing import Final
 
 __all__ = ["delay_s", "upper_bound_s"]
 
-# 2.0 ** 1024 overflows a float. No cap is anywhere near base · 2^60, so that clamping the exponent
-# here changes no result and needs no exception handling.
-_LARGEST_EXPONENT: Final = 60
+# 2.0 ** 1024 raises OverflowError; a product that overflows is merely infinite, and every cap is
+# less than that. No cap is near base · 2^1023, so that clamping there changes no result.
+_LARGEST_EXPONENT: Final = 1023
 
 
 def upper_bound_s(attempt: int, *, base_s: float, cap_s: float) -> float:

@@ -11,8 +11,8 @@ that by compare-and-set from the exact bytes that were read.
 
                 votes of ≥ quorum distinct hosts
      CLOSED ───────────────────────────────────────▶ OPEN
-       ▲                                              │  an observer has seen it unchanged for
-       open_s │ limit reaches max_concurrent                 ▼  and claims the probe
+       ▲                                              │  unchanged for open_s, by an observer's
+       │ limit reaches max_concurrent                 ▼  own clock: it claims the probe
    RECOVERING ◀──── the probe succeeds ──────── HALF_OPEN ◀─┐ unchanged for probe_lease_s:
        │                                              │     │ another takes over, in a new epoch
        │                                              └─────┘

@@ -62,7 +62,9 @@ def observe(sighting: Sighting | None, version: tuple[int | str, ...], *, now_s:
 
 def remaining_s(sighting: Sighting, *, lease_s: float, now_s: float) -> float:
     """Return how long the observer still has to wait, in seconds; 0 where it need not."""
-    return max(0.0, sighting.first_seen_at_s + lease_s - now_s)
+    # Elapsed time first, as a claim reports it: an instant of expiry would be rounded, and a lease
+    # that looks over while its claim is still denied makes the observer claim in a loop.
+    return max(0.0, lease_s - (now_s - sighting.first_seen_at_s))
 
 
 def is_expired(sighting: Sighting, *, lease_s: float, now_s: float) -> bool:

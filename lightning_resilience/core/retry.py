@@ -19,9 +19,10 @@ cancelled      never gets here: an interruption is not caught
 =============  ==================================================================================
 
 ``max_attempts`` bounds the attempts of *one operation at a healthy dependency*. An attempt that
-ends while the circuit is not closed does not count: the outage is the breaker's business, and an
-outage that is longer than five attempts must not fail a job that is willing to wait. ``deadline_s``
-bounds everything, waiting included. So the loop that asks this module always ends.
+fails for the dependency's sake while the circuit is not closed does not count: the outage is the
+breaker's business, and an outage that is longer than five attempts must not fail a job that is
+willing to wait. Stale caches and refused credentials are no outage; they always count.
+``deadline_s`` bounds everything, waiting included. So the loop that asks this module always ends.
 
 The instants in :class:`RetryState` belong to the calling process's monotonic clock.
 """
@@ -32,7 +33,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from lightning_resilience.core import backoff
-from lightning_resilience.core.outcome import FailureClass, Outcome
+from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, FailureClass, Outcome
 from lightning_resilience.core.validation import check_at_least, check_seconds, check_whole, option
 
 
@@ -108,7 +109,7 @@ class RetryState:
     Args:
         started_at_s: When the operation began, on this process's clock.
         attempts: Attempts that have ended.
-        counted: Those of them that ended while the circuit was closed.
+        counted: Those of them that count towards ``max_attempts``.
         unknown: Those that ended with an unknown failure.
         rebuilt: Whether the client has been rebuilt for this operation.
     """
@@ -167,6 +168,11 @@ _ONE_ATTEMPT = {
     FailureClass.LOST: "a rank was lost",
 }
 
+_AT_ONCE = {
+    FailureClass.AUTH: RetryAction.REBUILD_CLIENT,
+    FailureClass.STALE: RetryAction.DROP_CACHES,
+}
+
 
 def decide(
     policy: RetryPolicy,
@@ -183,8 +189,8 @@ def decide(
         policy: The policy.
         state: The operation before this attempt ended.
         outcome: How the attempt ended; not ``ok``.
-        healthy: Whether the circuit was closed when the attempt ended. Otherwise the attempt does
-            not count towards ``max_attempts``.
+        healthy: Whether the circuit was closed when the attempt ended. Otherwise a failure that the
+            breaker counts does not count towards ``max_attempts``.
         now_s: Now, on this process's clock.
         draw: A uniform number in [0, 1).
 
@@ -195,31 +201,28 @@ def decide(
     after = replace(
         state,
         attempts=state.attempts + 1,
-        counted=state.counted + healthy,
+        counted=state.counted + (healthy or failure not in COUNTS_FOR_BREAKER),
         unknown=state.unknown + (failure is FailureClass.UNKNOWN),
     )
     if failure in _ONE_ATTEMPT:
-        return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=_ONE_ATTEMPT[failure])
-    if failure is FailureClass.AUTH:
-        return _after_auth(after)
+        return _give_up(after, _ONE_ATTEMPT[failure])
+    if failure is FailureClass.AUTH and after.rebuilt:
+        return _give_up(after, "credentials are refused, also by a fresh client")
     reason = _limit_reached(policy, after, failure)
     if reason:
-        return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=reason)
-    stale = failure is FailureClass.STALE
-    delay_s = 0.0 if stale else _delay_s(policy, after, outcome, draw=draw)
+        return _give_up(after, reason)
+    delay_s = 0.0 if failure in _AT_ONCE else _delay_s(policy, after, outcome, draw=draw)
     if now_s + delay_s >= deadline_at_s(policy, after):
-        reason = f"deadline_s={policy.deadline_s:g} would pass before the next attempt"
-        return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=reason)
-    action = RetryAction.DROP_CACHES if stale else RetryAction.RETRY
-    return RetryDecision(state=after, action=action, delay_s=delay_s, reason=failure.value)
-
-
-def _after_auth(after: RetryState) -> RetryDecision:
-    if after.rebuilt:
-        reason = "credentials are refused, also by a fresh client"
-        return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=reason)
+        return _give_up(
+            after, f"deadline_s={policy.deadline_s:g} would pass before the next attempt"
+        )
     return RetryDecision(
-        state=replace(after, rebuilt=True),
-        action=RetryAction.REBUILD_CLIENT,
-        reason="credentials may have expired",
+        state=replace(after, rebuilt=after.rebuilt or failure is FailureClass.AUTH),
+        action=_AT_ONCE.get(failure, RetryAction.RETRY),
+        delay_s=delay_s,
+        reason=failure.value,
     )
+
+
+def _give_up(after: RetryState, reason: str) -> RetryDecision:
+    return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=reason)
