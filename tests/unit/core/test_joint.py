@@ -27,6 +27,9 @@ from lightning_resilience.errors import JointError, JointUnavailableError
 
 # The order of the specification, most severe first.
 SEVERITY = [
+    *("cancelled", "permanent", "capacity", "auth", "unknown"),
+    *("lost", "throttle", "transient", "stale"),
+]
     "cancelled",
     "permanent",
     "capacity",
