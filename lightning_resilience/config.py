@@ -38,6 +38,7 @@ __all__ = [
     "Option",
     "build",
     "check_relations",
+    "check_store",
     "option_table",
     "options_markdown",
     "parse_store_url",
@@ -58,6 +59,7 @@ _STORE_URL: Final = re.compile(
 _HANGS_IN_WINDOW: Final = 3
 
 C = TypeVar("C")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,17 @@ def parse_store_url(url: str, *, option: str = "store") -> tuple[str, int]:
         )
         raise ConfigError(message)
     return found["bracketed"] or found["host"], port
+
+
+def check_store(store: S) -> S:
+    """Refuse a store URL that has another form than ``tcp://host:port``; pass the rest through.
+
+    Raises:
+        ConfigError: ``store`` is a text of another form.
+    """
+    if isinstance(store, str):
+        parse_store_url(store)
+    return store
 
 
 def build(kind: type[C], options: C | Mapping[str, object] | None = None) -> C:

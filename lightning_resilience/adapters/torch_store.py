@@ -70,14 +70,14 @@ class _Target:
 
     Args:
         label: Its name in errors.
-        open_client: Makes a client.
+        open_client: Makes a client; its argument bounds the connecting, where it can.
         address: Host and port where it has a server.
         is_file: Whether it is a ``FileStore``.
         home_pid: The one process that may use it, where it is not shared.
     """
 
     label: str
-    open_client: Callable[[], Store]
+    open_client: Callable[[timedelta], Store]
     address: tuple[str, int] | None = None
     is_file: bool = False
     home_pid: int | None = None
@@ -136,10 +136,11 @@ class TorchStore:
         Raises:
             ConfigError: ``timeout_s`` is not above 0.
         """
-        share = timedelta(seconds=timeout_s * _CLIENT_SHARE)
 
-        def open_client() -> Store:
-            client: Store = TCPStore(host, port, None, False, share, wait_for_workers=False)  # noqa: FBT003 - positional in torch
+        def open_client(timeout: timedelta) -> Store:
+            client: Store = TCPStore(
+                host, port, is_master=False, timeout=timeout, wait_for_workers=False
+            )
             return PrefixStore(prefix, client) if prefix else client
 
         target = _Target(
@@ -241,28 +242,12 @@ class TorchStore:
         connection = self._connections.get(pid)
         if connection is None:
             # setdefault is atomic: two threads that come first both get one of the two.
-            fresh = StoreConnection(self._open_client, label=self._target.label)
+            # The connection's thread must not refer to the store: then a store that is forgotten
+            # would never be collected, and its thread never end.
+            open_client = partial(_open, self._target, self._timeout_s)
+            fresh = StoreConnection(open_client, label=self._target.label)
             connection = self._connections.setdefault(pid, fresh)
         return connection
-
-    def _open_client(self, is_suspect: bool) -> StoreClient:  # noqa: FBT001 - called by position
-        target = self._target
-        if target.home_pid not in {None, os.getpid()}:
-            text = (
-                f"the {target.label} lives in process {target.home_pid}, and this is its child "
-                f"{os.getpid()}: name a store that both reach, tcp://host:port"
-            )
-            raise StoreUnavailableError(text)
-        if is_suspect and target.address is not None:
-            # Torch takes twice its timeout to notice that nobody listens, a plain socket no time.
-            # Not on the first connection: each one costs the server a look-up of the peer's name.
-            with socket.create_connection(target.address, self._timeout_s * _CLIENT_SHARE):
-                pass
-        client = target.open_client()
-        if target.home_pid is None:
-            # Ours alone, so the timeout of nobody else changes.
-            client.set_timeout(timedelta(seconds=self._timeout_s * _CLIENT_SHARE))
-        return cast("StoreClient", client)
 
     def _run(
         self,
@@ -291,6 +276,26 @@ class TorchStore:
             raise StoreUnavailableError(text) from error
 
 
+def _open(target: _Target, timeout_s: float, is_suspect: bool) -> StoreClient:  # noqa: FBT001 - called by position
+    if target.home_pid not in {None, os.getpid()}:
+        text = (
+            f"the {target.label} lives in process {target.home_pid}, and this is its child "
+            f"{os.getpid()}: name a store that both reach, tcp://host:port"
+        )
+        raise StoreUnavailableError(text)
+    share_s = timeout_s * _CLIENT_SHARE
+    if is_suspect and target.address is not None:
+        # Torch takes twice its timeout to notice that nobody listens, a plain socket no time.
+        # Not on the first connection: each one costs the server a look-up of the peer's name.
+        with socket.create_connection(target.address, share_s):
+            pass
+    client = target.open_client(timedelta(seconds=share_s))
+    if target.home_pid is None:
+        # A client of ours alone, so nobody else's timeout changes.
+        client.set_timeout(timedelta(seconds=share_s))
+    return cast("StoreClient", client)
+
+
 def innermost_store(store: Store) -> Store:
     """The store under all ``PrefixStore`` of ``store``."""
     while isinstance(store, PrefixStore):
@@ -310,16 +315,17 @@ def _tcp_label(host: str, port: int) -> str:
 
 def _target_of(store: Store) -> _Target:
     inner = innermost_store(store)
-    again = _opener(store, inner)
-    if isinstance(inner, TCPStore):
-        address = inner.host, inner.port
-        return _Target(label=_tcp_label(*address), open_client=again, address=address)
-    if isinstance(inner, FileStore):
-        return _Target(label=f"file store {_path_of(inner)}", open_client=again, is_file=True)
     if isinstance(inner, HashStore):
         return _Target(
-            label="in-process HashStore", open_client=lambda: store, home_pid=os.getpid()
+            label="in-process HashStore", open_client=lambda _: store, home_pid=os.getpid()
         )
+    if isinstance(inner, TCPStore):
+        address = inner.host, inner.port
+        label = _tcp_label(*address)
+        return _Target(label=label, open_client=_opener(store), address=address)
+    if isinstance(inner, FileStore):
+        label = f"file store {_path_of(inner)}"
+        return _Target(label=label, open_client=_opener(store), is_file=True)
     text = (
         f"store is a {type(inner).__module__}.{type(inner).__name__}; allowed: TCPStore, "
         "FileStore, HashStore, PrefixStore over one of these, or a URL tcp://host:port"
@@ -327,19 +333,19 @@ def _target_of(store: Store) -> _Target:
     raise ConfigError(text)
 
 
-def _opener(store: Store, inner: Store) -> Callable[[], Store]:
-    if store is inner and isinstance(inner, FileStore):
-        path = _path_of(inner)
+def _opener(store: Store) -> Callable[[timedelta], Store]:
+    if isinstance(store, FileStore):
+        path = _path_of(store)
         # -1: however many we are, we are not among the workers whose last one removes the file.
-        return lambda: FileStore(path, -1)
-    clone = getattr(store, "clone", None)
-    if clone is None and not isinstance(inner, HashStore):
+        return lambda _: FileStore(path, -1)
+    clone: Callable[[], Store] | None = getattr(store, "clone", None)
+    if clone is None:
         text = (
             f"store is a {type(store).__name__}, and this version of torch cannot open a second "
             "connection to it; allowed: FileStore, HashStore, or a URL tcp://host:port"
         )
         raise ConfigError(text)
-    return cast("Callable[[], Store]", clone)
+    return lambda _: clone()
 
 
 def _path_of(store: FileStore) -> str:

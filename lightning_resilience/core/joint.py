@@ -28,12 +28,18 @@ from lightning_resilience.core.breaker import BreakerState, passes
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
 from lightning_resilience.core.validation import check_choice, check_less, check_seconds, option
-from lightning_resilience.errors import JointError, JointUnavailableError
+from lightning_resilience.errors import (
+    CircuitOpenError,
+    JointError,
+    JointUnavailableError,
+    RetriesExhaustedError,
+)
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.records import BreakerRecord, GateRecord
 
 
@@ -45,6 +51,7 @@ __all__ = [
     "decide_final",
     "decide_gate",
     "error_of",
+    "report_of",
     "unavailable_error",
 ]
 
@@ -147,6 +154,32 @@ def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = 
             verdict=GateVerdict.WAIT, reason=f"{why}; an operator has to release it"
         )
     return GateDecision(verdict=GateVerdict.WAIT, reason=why)
+
+
+def report_of(error: BaseException, *, rank: int, outcome: Outcome) -> OutcomeRecord:
+    """Make the report of a part that ended with ``error``.
+
+    What a guarded call raises says how its last attempt ended; that, and not the giving up, is the
+    first cause.
+
+    Args:
+        error: What the part raised.
+        rank: The rank whose part it was.
+        outcome: ``error`` itself, classified.
+    """
+    failure = (outcome.failure or FailureClass.UNKNOWN).value
+    if isinstance(error, RetriesExhaustedError):
+        return OutcomeRecord(
+            rank=rank,
+            failure=error.failure or failure,
+            error=error.last_error or outcome.error,
+            attempts=error.attempts,
+        )
+    if isinstance(error, CircuitOpenError):
+        text = f"{error.last_error}; then: {error}" if error.last_error else str(error)
+        failure = FailureClass.TRANSIENT.value
+        return OutcomeRecord(rank=rank, failure=failure, error=text, attempts=error.attempts)
+    return OutcomeRecord(rank=rank, failure=failure, error=outcome.error, attempts=1)
 
 
 def decide_final(

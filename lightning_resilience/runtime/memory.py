@@ -11,8 +11,10 @@ here must work on the others.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,12 +159,13 @@ class MemoryObjectStore:
     """
 
     def __init__(self) -> None:
-        self._staging = tempfile.TemporaryDirectory(prefix="lightning-resilience-")
+        self._staging = tempfile.mkdtemp(prefix="lightning-resilience-")
+        weakref.finalize(self, shutil.rmtree, self._staging, ignore_errors=True)
         self._objects: dict[str, bytes] = {}
 
     def staging_path(self, path: str, nonce: str) -> str:
         """A file name in the temporary directory, different for each nonce."""
-        return str(Path(self._staging.name) / f"{nonce}-{os.path.basename(path)}")  # noqa: PTH119 - a URL
+        return str(Path(self._staging) / f"{nonce}-{os.path.basename(path)}")  # noqa: PTH119 - a URL
 
     def publish(self, staged_path: str, path: str, token: CancelToken) -> None:
         """Make the staged file's content appear under ``path`` at once; the staged file goes.

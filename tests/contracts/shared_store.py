@@ -7,7 +7,6 @@ No test here measures speed: a bound on time is there to turn a hang into a fail
 
 from __future__ import annotations
 
-import abc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from lightning_resilience.ports import SharedStore
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 HANG_S = 20.0
@@ -27,11 +26,11 @@ EVERY_BYTE = bytes(range(256))
 ODD_KEYS = ["plain", "a/b/c", "with space\n", "ключ", "€/😀", "a\x00b", "k" * 2000, "-1", "%s{}"]
 
 
-class SharedStoreContract(abc.ABC):
+class SharedStoreContract:
     """Inherit, implement ``new_store``, and add what only this backend does."""
 
     @pytest.fixture
-    def new_store(self) -> Iterator[Callable[[], SharedStore]]:
+    def new_store(self) -> Callable[[], SharedStore]:
         """Make handles to one and the same store, and close them after the test."""
         raise NotImplementedError
 

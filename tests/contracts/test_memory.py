@@ -13,7 +13,7 @@ from tests.contracts.shared_store import SharedStoreContract
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from lightning_resilience.ports import SharedStore
 
@@ -22,7 +22,7 @@ class TestMemoryStore(SharedStoreContract):
     """Handles of one store, made by ``watcher``."""
 
     @pytest.fixture
-    def new_store(self) -> Iterator[Callable[[], SharedStore]]:
+    def new_store(self) -> Callable[[], SharedStore]:
         """Share the data of one store."""
         return MemoryStore().watcher
 

@@ -15,7 +15,7 @@ from tests.contracts.shared_store import HANG_S, SharedStoreContract
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from lightning_resilience.ports import SharedStore
@@ -30,18 +30,17 @@ class TorchStoreContract(SharedStoreContract):
         raise NotImplementedError
 
     @pytest.fixture
-    def new_store(self, foreign: Store) -> Iterator[Callable[[], SharedStore]]:
+    def new_store(
+        self, foreign: Store, request: pytest.FixtureRequest
+    ) -> Callable[[], SharedStore]:
         """Wrap the same store again and again."""
-        opened: list[TorchStore] = []
 
         def new() -> TorchStore:
-            opened.append(TorchStore.wrap(foreign, timeout_s=HANG_S))
-            return opened[-1]
+            opened = TorchStore.wrap(foreign, timeout_s=HANG_S)
+            request.addfinalizer(opened.close)
+            return opened
 
-        yield new
-
-        for store in opened:
-            store.close()
+        return new
 
     def test_torch_itself_reads_what_we_wrote(self, store: SharedStore, foreign: Store) -> None:
         """Keys and values are torch's own: no prefix or wrapping is added."""
@@ -52,7 +51,9 @@ class TorchStoreContract(SharedStoreContract):
 
 def server() -> TCPStore:
     """A server on a free port of the loopback, with a client in this process."""
-    return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=5), wait_for_workers=False)
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=5), wait_for_workers=False
+    )
 
 
 class TestTCPStore(TorchStoreContract):
@@ -82,7 +83,8 @@ class TestTCPStore(TorchStoreContract):
         watcher = TorchStore.wrap(foreign)
 
         assert watcher.wait_for("never", 0.01) is False
-        assert foreign.timeout == timedelta(seconds=5)
+        timeout: object = foreign.timeout  # type: ignore[attr-defined]  # missing in the stub only
+        assert timeout == timedelta(seconds=5)
         assert store.get("never") is None
         watcher.close()
 

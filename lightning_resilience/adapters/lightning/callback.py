@@ -1,0 +1,271 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The callback that a user adds to a ``Trainer``.
+
+It checks its options when it is made, sets everything up in ``setup`` (the process group is up by
+then, and checkpoint callbacks are set up after it), and everything is put back at the strategy's
+``teardown``, also after an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
+from lightning_resilience.adapters.lightning.patches import Patches
+from lightning_resilience.adapters.lightning.session import (
+    BreakerReport,
+    Policy,
+    Session,
+    adopt_device,
+)
+from lightning_resilience.adapters.lightning.signals import Termination
+from lightning_resilience.adapters.lightning.strategy import hook_strategy
+from lightning_resilience.adapters.staging import spool_directory
+from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.adapters.store_discovery import open_store
+from lightning_resilience.adapters.telemetry import LoggingSink, audible
+from lightning_resilience.config import build, check_relations, check_store, read_environment
+from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.outcome import with_user_classifier
+from lightning_resilience.core.records import Keys
+from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.errors import ConfigError, StoreError
+from lightning_resilience.protocols.joint import Member
+from lightning_resilience.runtime.driver import Driver
+from lightning_resilience.runtime.system import SystemClock, SystemDice
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.distributed import Store
+
+    from lightning_resilience.config import Environment
+    from lightning_resilience.core.outcome import Classifier
+    from lightning_resilience.ports import SharedStore
+
+
+__all__ = ["ResilienceCallback"]
+
+_log = logging.getLogger(__name__)
+
+# A store operation is a round trip of less than a millisecond; longer than this it is lost.
+_STORE_TIMEOUT_S = 5.0
+
+_Callback: Any = type("_Callback", namespaces.callback_bases(), {})
+
+
+class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on what is installed
+    """Keeps training alive while its checkpoint storage is ill, without making that worse.
+
+    Saves, removals and ``ModelCheckpoint``'s questions to storage become joint operations: all
+    ranks take the same decision at the same point. While storage is ill, rank 0 waits behind a
+    circuit breaker, and the other ranks wait on the shared store instead of in a collective, so an
+    outage may last longer than the process group's timeout. A checkpoint is believed only once
+    storage reports its size.
+
+    Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
+    strategy it says so and changes nothing.
+
+    Args:
+        retry: A ``RetryPolicy``, or a mapping of its options.
+        breaker: A ``BreakerConfig``, or a mapping of its options.
+        joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
+        on_outage: What a save does while storage is ill. ``wait`` (default) waits for it up to
+            ``deadline_s``; ``fail`` raises the same error on all ranks.
+        on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
+            until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
+        store: The store that all ranks share: a URL ``tcp://host:port``, a
+            ``torch.distributed.Store``, or None for the server behind the default process group.
+        run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
+            fresh one.
+        storage_options: Options of the fsspec filesystem; merged with ours, not replaced.
+        classify: Names the failure class of an exception (``transient``, ``permanent``, …), or
+            returns None for the default.
+        spool_dir: Parent of the node's directory for staged files. None takes
+            ``LIGHTNING_RESILIENCE_SPOOL_DIR``, ``TMPDIR`` or ``/var/tmp``.
+
+    Raises:
+        ConfigError: An option is unknown, out of range, or contradicts another; also in ``setup``,
+            before training starts, where that needs the Trainer.
+
+    Example::
+
+        trainer = Trainer(callbacks=[ResilienceCallback()])
+    """
+
+    def __init__(  # noqa: PLR0913 - the options that design and README list
+        self,
+        *,
+        retry: RetryPolicy | Mapping[str, Any] | None = None,
+        breaker: BreakerConfig | Mapping[str, Any] | None = None,
+        joint: Mapping[str, Any] | None = None,
+        on_outage: str | None = None,
+        on_store_loss: str | None = None,
+        store: SharedStore | Store | str | None = None,
+        run_id: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        classify: Classifier | None = None,
+        spool_dir: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._retry = build(RetryPolicy, retry)
+        self._breaker = build(BreakerConfig, breaker)
+        self._joint = _with_words(
+            build(JointConfig, joint), on_outage=on_outage, on_store_loss=on_store_loss
+        )
+        check_relations(self._retry, self._breaker, self._joint)
+        self._store = check_store(store)
+        self._run_id = run_id
+        self._storage_options = dict(storage_options or {})
+        self._classify = classify
+        self._spool_dir = spool_dir
+        self._forget()
+
+    def _forget(self) -> None:
+        self._session: Session | None = None
+        self._patches = Patches()
+        self._termination: Termination | None = None
+        self._audible = contextlib.ExitStack()
+        self._reports: dict[str, BreakerReport] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to one running fit of one process."""
+        running = ("_session", "_patches", "_termination", "_audible")
+        return {name: value for name, value in vars(self).items() if name not in running}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the options, with nothing running."""
+        self._forget()
+        self.__dict__.update(state)
+
+    # Lightning's hooks ----------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Check what needs the Trainer, open the shared store, and hook saving and removing."""
+        del pl_module
+        environment = read_environment()
+        if stage != "fit" or not environment.enabled:
+            return
+        if sum(isinstance(callback, ResilienceCallback) for callback in trainer.callbacks) > 1:
+            message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
+            raise ConfigError(message)
+        if not namespaces.writes_on_rank_zero(trainer):
+            _log.warning(
+                "ResilienceCallback does not cover %s, whose ranks all write checkpoints: it "
+                "changes nothing in this run. It covers strategies in which rank 0 writes (single "
+                "device, DDP).",
+                type(trainer.strategy).__name__,
+            )
+            return
+        if trainer.is_global_zero:
+            self._audible.enter_context(audible())
+        try:
+            self._session = self._open_session(trainer, environment)
+            hook_strategy(trainer.strategy, self._session, self._patches, at_end=self._close)
+            hook_checkpoint_callbacks(trainer, self._session, self._patches)
+        except BaseException:
+            # Order: strategy.teardown puts back what has been done, but only once it is hooked.
+            self._close()
+            raise
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Let the checkpoints that others save on an exception have their waits."""
+        del trainer, pl_module, exception
+        if self._termination is not None:
+            self._termination.acknowledge()
+
+    def breaker_report(self) -> dict[str, BreakerReport]:
+        """Return what this rank knows of every breaker.
+
+        While ``fit`` runs, the shared records are read anew; afterwards, this is what they were at
+        its end.
+
+        Returns:
+            Reports by dependency and operation class, for example ``s3://bucket:write``.
+
+        Note:
+            Any rank, not collective.
+        """
+        if self._session is not None:
+            self._reports = self._session.reports()
+        return dict(self._reports)
+
+    # Inside ---------------------------------------------------------------------------------------
+
+    def _open_session(self, trainer: Any, environment: Environment) -> Session:
+        timeout_s = namespaces.process_group_timeout_s(trainer)
+        check_relations(self._retry, self._breaker, self._joint, process_group_timeout_s=timeout_s)
+        rank = trainer.global_rank
+        dice = SystemDice(rank=rank)
+        # The one collective of ours, here where Lightning has some too: keys of an earlier start of
+        # the same run are still in the launcher's store, and all ranks have to leave them alone.
+        fresh: tuple[str, str] = trainer.strategy.broadcast((dice.nonce(), dice.nonce()))
+        run_id = self._run_id or environment.run_id or fresh[0]
+        store = self._store if self._store is not None else environment.store
+        self._termination = Termination(trainer, self._patches)
+        driver = Driver(
+            store=open_store(store, world_size=trainer.world_size, timeout_s=_STORE_TIMEOUT_S),
+            clock=SystemClock(),
+            dice=dice,
+            sink=LoggingSink(rank=rank),
+            interrupt=self._termination.check,
+            adopt=adopt_device,
+        )
+        return Session(
+            member=self._member(
+                Keys(run_id=run_id, incarnation=fresh[1]), trainer, timeout_s=timeout_s
+            ),
+            policy=Policy(
+                retry=self._retry,
+                breaker=self._breaker,
+                classify=with_user_classifier(self._classify),
+            ),
+            driver=driver,
+            storage=Storage(
+                self._storage_options,
+                spool=partial(_spool, self._spool_dir, environment, run_id),
+            ),
+        )
+
+    def _member(self, keys: Keys, trainer: Any, *, timeout_s: float) -> Member:
+        joint_timeout_s = self._joint.timeout_s(process_group_timeout_s=timeout_s)
+        return Member(
+            keys=keys,
+            rank=trainer.global_rank,
+            world_size=trainer.world_size,
+            timeout_s=joint_timeout_s,
+            beat_s=self._joint.beat_s(process_group_timeout_s=timeout_s),
+            on_outage=self._joint.on_outage,
+            store_patience_s=joint_timeout_s if self._joint.on_store_loss == "wait" else 0.0,
+        )
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        self._patches.undo()
+        self._termination = None
+        if session is not None:
+            # A store that is away at the end must not turn a finished run into a failed one.
+            with contextlib.suppress(StoreError):
+                self._reports = session.reports()
+            session.close()
+        self._audible.close()
+
+
+def _with_words(
+    joint: JointConfig, *, on_outage: str | None, on_store_loss: str | None
+) -> JointConfig:
+    words = {"on_outage": on_outage, "on_store_loss": on_store_loss}
+    given = {name: word for name, word in words.items() if word is not None}
+    return replace(joint, **cast("dict[str, Any]", given))
+
+
+def _spool(option: str | None, environment: Environment, run_id: str) -> str:
+    return spool_directory(option or environment.spool_dir, environ={}, run_id=run_id)

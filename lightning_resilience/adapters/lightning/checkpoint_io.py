@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How one checkpoint gets into storage: staged, published, and verified.
+
+For Lightning's stock ``TorchCheckpointIO``, which opens an unguarded filesystem of its own on every
+call and holds a second copy of the checkpoint in memory, the writing is ours: the same file format,
+streamed into a staged file. A user's own ``CheckpointIO`` keeps its format and is called as a
+whole; afterwards the storage is asked whether the checkpoint is there.
+
+One object is one save; ``attempt`` is what the guard repeats. A complete staged file is kept for
+the next attempt. An attempt that was abandoned may still be running: it works on names of its own,
+and its token keeps it from publishing.
+"""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import torch
+
+from lightning_resilience.adapters.staging import Staged, discard, stage
+from lightning_resilience.errors import CheckpointError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.adapters.staging import StagedWriter
+    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["ForeignSave", "StagedSave"]
+
+
+class StagedSave:
+    """A save by our own pipeline, which marks its progress.
+
+    Args:
+        storage: Clients of storage.
+        url: Where the checkpoint goes.
+        checkpoint: What is saved.
+        nonce: Makes names for staged files.
+    """
+
+    marks_progress = True
+
+    def __init__(
+        self, storage: Storage, url: str, checkpoint: object, *, nonce: Callable[[], str]
+    ) -> None:
+        self._storage = storage
+        self._url = url
+        self._checkpoint = checkpoint
+        self._nonce = nonce
+        self._staged: Staged | None = None
+        self._names: list[str] = []
+
+    def attempt(self, token: CancelToken) -> Staged:
+        """Stage the checkpoint if it is not yet, publish it, and verify its size.
+
+        Raises:
+            CheckpointError: The storage reports another size than was written, or nothing.
+            OSError: What the filesystem or the storage raised.
+        """
+        place = self._storage.place(self._url)
+        staged = self._staged or self._stage(
+            place.store.staging_path(place.path, self._nonce()), token
+        )
+        # A rename uses the staged file up, so it is not there for another attempt.
+        self._staged = None if place.store.is_local else staged
+        place.store.publish(staged.path, place.path, token)
+        found = place.store.size(place.path)
+        if found != staged.size_bytes:
+            there = "nothing is there" if found is None else f"{found} bytes are there"
+            message = f"{staged.size_bytes} bytes were written to {place.path}, but {there}"
+            raise CheckpointError(message)
+        return staged
+
+    def _stage(self, name: str, token: CancelToken) -> Staged:
+        self._names.append(name)
+        return stage(self._write, name, token)
+
+    def _write(self, file: StagedWriter) -> None:
+        torch.save(self._checkpoint, cast("IO[bytes]", file))
+
+    def close(self) -> None:
+        """Remove all staged files."""
+        for name in self._names:
+            discard(name)
+
+
+class ForeignSave:
+    """A save by a user's own ``CheckpointIO``, which marks no progress.
+
+    Args:
+        storage: Clients of storage, to verify.
+        url: Where the checkpoint goes.
+        write: Saves the checkpoint.
+        verify: Whether it must be there afterwards; not so where it is written later.
+    """
+
+    marks_progress = False
+
+    def __init__(
+        self, storage: Storage, url: str, write: Callable[[], Any], *, verify: bool
+    ) -> None:
+        self._storage = storage
+        self._url = url
+        self._write = write
+        self._verify = verify
+
+    def attempt(self, token: CancelToken) -> None:
+        """Save the checkpoint and ask the storage whether it is there.
+
+        Raises:
+            CheckpointError: It is not there, although nothing was raised.
+        """
+        token.raise_if_cancelled()
+        self._write()
+        if self._verify and not self._storage.exists(self._url, token):
+            message = f"the CheckpointIO raised nothing, but {self._url} does not exist"
+            raise CheckpointError(message)
+
+    def close(self) -> None:
+        """Nothing is left behind here."""

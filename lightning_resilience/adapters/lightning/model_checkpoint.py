@@ -1,0 +1,176 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks on checkpoint callbacks: joint questions to storage, and bookkeeping that stays true.
+
+``ModelCheckpoint`` asks storage on rank 0 and then enters a collective, in which the other ranks
+already wait: while rank 0 waits out an outage, their process-group timeout runs. So each such
+question is answered jointly *before* the collective, and the collective is left out, because all
+ranks have the answer.
+
+=============================  ====================================================================
+hook                           why
+=============================  ====================================================================
+``setup``                      lists the directory on rank 0; a barrier follows
+``file_exists``                asks rank 0's storage, then reduces over all ranks
+``_link_checkpoint``           links on rank 0, then a barrier
+``_save_topk_checkpoint``      writes down the new best path *before* it is saved: put back when
+``_save_last_checkpoint``      the save fails
+``on_exception``               a failure of this save must not hide the exception that led to it
+=============================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.adapters.lightning.namespaces import (
+    BOOKKEEPING,
+    LIST_DIRECTORY,
+    checkpoint_callbacks,
+    is_model_checkpoint,
+)
+from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.errors import JointError, ResilienceError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.adapters.lightning.patches import Patches
+    from lightning_resilience.adapters.lightning.session import Session
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["hook_checkpoint_callbacks"]
+
+_log = logging.getLogger(__name__)
+
+
+def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) -> None:
+    """Replace the methods of the Trainer's checkpoint callbacks on the instances.
+
+    Args:
+        trainer: The Trainer; its checkpoint callbacks have not been set up yet.
+        session: This rank's session.
+        patches: Remembers what was replaced.
+    """
+    for callback in checkpoint_callbacks(trainer):
+        patches.replace(callback, "on_exception", partial(_on_exception, callback.on_exception))
+        if not is_model_checkpoint(callback):
+            continue
+        patches.replace(
+            callback, "setup", partial(_set_up, callback, callback.setup, session, patches)
+        )
+        patches.replace(callback, "file_exists", partial(_file_exists, session))
+        patches.replace(
+            callback, "_link_checkpoint", partial(_link, type(callback)._link_checkpoint, session)
+        )
+        for name in ("_save_topk_checkpoint", "_save_last_checkpoint"):
+            patches.replace(callback, name, partial(_keep_books, callback, getattr(callback, name)))
+
+
+def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
+    callback: Any,
+    inner: Callable[..., None],
+    session: Session,
+    patches: Patches,
+    trainer: Any,
+    pl_module: Any,
+    stage: str,
+) -> None:
+    # The listing is held back until all ranks are there to wait for it together.
+    listed: list[Any] = []
+    before = vars(callback).get(LIST_DIRECTORY)
+    setattr(callback, LIST_DIRECTORY, listed.append)
+    try:
+        inner(trainer, pl_module, stage=stage)
+    finally:
+        vars(callback).pop(LIST_DIRECTORY, None)
+        if before is not None:
+            setattr(callback, LIST_DIRECTORY, before)
+    directory = os.fspath(callback.dirpath)
+    if stage == "fit" and callback.save_top_k != 0:
+        _list(callback, session, directory)
+    # What is left for it are calls of single ranks, such as to_yaml.
+    patches.replace(callback, "_fs", session.guarded_filesystem(directory))
+
+
+def _list(callback: Any, session: Session, directory: str) -> None:
+    def work(token: CancelToken) -> None:
+        token.raise_if_cancelled()
+        callback._fs = session.storage.place(directory).fs
+        getattr(callback, LIST_DIRECTORY)(directory)
+
+    try:
+        session.on_rank_zero("list", directory, work, kind="read")
+    except JointError as error:
+        if error.outcome != FailureClass.PERMANENT.value:
+            raise
+        # It serves a warning about a directory that is not empty, and roles that may write but not
+        # list are common; the verdict is shared, so all ranks go on.
+        _log.warning(
+            "%s could not be listed, so whether it is empty is unknown: %s", directory, error
+        )
+
+
+def _file_exists(session: Session, filepath: str | os.PathLike[str], trainer: Any) -> bool:
+    del trainer  # the session knows who is who
+    return session.exists(os.fspath(filepath))
+
+
+def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
+    inner: Callable[..., None], session: Session, trainer: Any, filepath: str, linkpath: str
+) -> None:
+    del trainer
+    # The barrier after the link is what the other ranks would be waiting in.
+    alone = SimpleNamespace(
+        is_global_zero=True, strategy=SimpleNamespace(barrier=lambda *_args: None)
+    )
+
+    def work(token: CancelToken) -> None:
+        token.raise_if_cancelled()
+        inner(alone, filepath, linkpath)
+
+    session.on_rank_zero("link", linkpath, work, kind="write")
+
+
+def _keep_books(callback: Any, inner: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    books = vars(callback)
+    before = {
+        name: dict(books[name]) if isinstance(books[name], dict) else books[name]
+        for name in BOOKKEEPING
+        if name in books
+    }
+    try:
+        inner(*args, **kwargs)
+    except BaseException:
+        for name in BOOKKEEPING:
+            books.pop(name, None)
+        books.update(before)
+        raise
+
+
+def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
+    inner: Callable[..., None], trainer: Any, pl_module: Any, exception: BaseException
+) -> None:
+    if isinstance(exception, ResilienceError):
+        _note(
+            exception, "No checkpoint was saved on this exception: the storage is what it is about."
+        )
+        return
+    try:
+        inner(trainer, pl_module, exception)
+    except Exception as error:  # noqa: BLE001 - noted; the exception that led here goes on
+        _note(exception, f"Saving a checkpoint on this exception failed as well: {error!r}")
+        _log.warning("saving a checkpoint on an exception failed", exc_info=error)
+
+
+def _note(exception: BaseException, text: str) -> None:
+    # Python 3.10 has no notes; the log line is all there.
+    add_note = getattr(exception, "add_note", None)
+    if add_note is not None:
+        add_note(text)

@@ -1,0 +1,134 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every name of Lightning that is private, or that exists once per distribution.
+
+Lightning is published twice, as ``lightning`` and as ``pytorch_lightning``, with two class
+hierarchies that know nothing of each other. So nothing here compares classes of one with objects of
+the other: objects are recognised by the name and the home of their class, and what is needed of a
+distribution is imported from the one that the Trainer at hand belongs to.
+
+This is the one file that a release of Lightning can break.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+__all__ = [
+    "BOOKKEEPING",
+    "LIST_DIRECTORY",
+    "callback_bases",
+    "checkpoint_callbacks",
+    "is_model_checkpoint",
+    "is_stock_io",
+    "is_wrapping_io",
+    "process_group_timeout_s",
+    "sigterm_exception",
+    "sigterm_notifier",
+    "writes_on_rank_zero",
+]
+
+_DISTRIBUTIONS: Final = {
+    "lightning.pytorch": "lightning.fabric",
+    "pytorch_lightning": "lightning_fabric",
+}
+_DEFAULT_TIMEOUT_S: Final = 1800.0
+
+BOOKKEEPING: Final = (
+    "best_k_models",
+    "best_model_path",
+    "best_model_score",
+    "kth_best_model_path",
+    "kth_value",
+    "current_score",
+    "last_model_path",
+    "_last_global_step_saved",
+    "_last_checkpoint_saved",
+    "_last_time_checked",
+    "_defer_save_until_validation",
+)
+"""What a ``ModelCheckpoint`` remembers of its saves; the last exists in newer releases only."""
+
+LIST_DIRECTORY: Final = "_ModelCheckpoint__warn_if_dir_not_empty"
+"""The method by which rank 0 lists the checkpoint directory in ``ModelCheckpoint.setup``."""
+
+
+def callback_bases() -> tuple[type, ...]:
+    """Return the ``Callback`` classes of the distributions in use, for one class that fits both."""
+    homes = [home for home in _DISTRIBUTIONS if home in sys.modules] or ["lightning.pytorch"]
+    return tuple(import_module(home).Callback for home in homes)
+
+
+def _home_of(trainer: object) -> str:
+    for kind in type(trainer).__mro__:
+        for home in _DISTRIBUTIONS:
+            if kind.__name__ == "Trainer" and kind.__module__.startswith(home):
+                return home
+    return next(iter(_DISTRIBUTIONS))
+
+
+def _is_named(value: object, name: str) -> bool:
+    fabrics = tuple(_DISTRIBUTIONS.values())
+    homes = (*_DISTRIBUTIONS, *fabrics)
+    return any(
+        kind.__name__ == name and kind.__module__.startswith(homes) for kind in type(value).__mro__
+    )
+
+
+def sigterm_exception(trainer: object) -> type[BaseException]:
+    """Return the exception with which this Trainer stops after SIGTERM."""
+    module = import_module(f"{_home_of(trainer)}.utilities.exceptions")
+    exception: type[BaseException] = module.SIGTERMException
+    return exception
+
+
+def sigterm_notifier(trainer: Any) -> tuple[Any, str]:
+    """Return the object and the name of the method that Lightning registers for SIGTERM."""
+    return trainer._signal_connector, "_sigterm_notifier_fn"
+
+
+def is_stock_io(checkpoint_io: object) -> bool:
+    """Tell whether this is ``TorchCheckpointIO`` itself, of either distribution."""
+    kind = type(checkpoint_io)
+    return kind.__name__ == "TorchCheckpointIO" and kind.__module__.startswith(
+        tuple(_DISTRIBUTIONS.values())
+    )
+
+
+def is_wrapping_io(checkpoint_io: object) -> bool:
+    """Tell whether this passes checkpoints on, maybe later (``AsyncCheckpointIO``)."""
+    return _is_named(checkpoint_io, "_WrappingCheckpointIO")
+
+
+def is_model_checkpoint(callback: object) -> bool:
+    """Tell whether this is a ``ModelCheckpoint`` of either distribution, or derived from one."""
+    return _is_named(callback, "ModelCheckpoint")
+
+
+def checkpoint_callbacks(trainer: Any) -> Iterable[Any]:
+    """Return the Trainer's checkpoint callbacks, of either distribution."""
+    return [callback for callback in trainer.callbacks if _is_named(callback, "Checkpoint")]
+
+
+def writes_on_rank_zero(trainer: Any) -> bool:
+    """Tell whether rank 0 alone writes checkpoints, through the ``CheckpointIO``.
+
+    That is what the base strategy does. A strategy that shards overrides it.
+    """
+    base = import_module(f"{_home_of(trainer)}.strategies").Strategy
+    kind = type(trainer.strategy)
+    names = ("save_checkpoint", "remove_checkpoint")
+    return all(getattr(kind, name, None) is getattr(base, name) for name in names)
+
+
+def process_group_timeout_s(trainer: Any) -> float:
+    """Return the timeout of the process group in seconds; torch's default without one."""
+    timeout = getattr(trainer.strategy, "_timeout", None)
+    return _DEFAULT_TIMEOUT_S if timeout is None else float(timeout.total_seconds())

@@ -1,0 +1,67 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""SIGTERM while a rank waits.
+
+Lightning's own handler runs a broadcast *inside the handler*: a rank that gets the signal alone, or
+while the others wait somewhere else, hangs there until the process group's timeout. It is replaced
+by one that sets Lightning's flag and forwards the signal to the launcher's children as the original
+does, and leaves the collective out. Handlers that were there before Lightning's are chained by
+Lightning as before.
+
+A wait looks at the flag several times a second and ends with Lightning's own exception for it,
+once: what is saved on that exception may wait again.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.adapters.lightning.namespaces import sigterm_exception, sigterm_notifier
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.adapters.lightning.patches import Patches
+
+
+__all__ = ["Termination"]
+
+
+class Termination:
+    """Whether this process was told to stop, and whether somebody has acted on it.
+
+    Args:
+        trainer: The Trainer; its signal handlers are not registered yet.
+        patches: Remembers what was replaced.
+    """
+
+    def __init__(self, trainer: Any, patches: Patches) -> None:
+        self._trainer = trainer
+        self._exception = sigterm_exception(trainer)
+        self._pid = os.getpid()
+        self._pending = False
+        owner, name = sigterm_notifier(trainer)
+        self._owner = owner
+        patches.replace(owner, name, self._handle)
+
+    def _handle(self, signum: int, frame: object) -> None:
+        # In the handler: flags and a signal, no collective, no lock, no I/O.
+        del frame
+        if os.getpid() != self._pid:
+            # A forked data-loader worker has inherited the handler; the Trainer is not its own.
+            return
+        self._pending = True
+        launcher = self._trainer.strategy.launcher
+        if not self._owner.received_sigterm and launcher is not None:
+            launcher.kill(signum)
+        self._owner.received_sigterm = True
+
+    def check(self) -> None:
+        """Raise Lightning's exception for SIGTERM, once for each signal."""
+        if self._pending:
+            self._pending = False
+            raise self._exception
+
+    def acknowledge(self) -> None:
+        """Take note that the Trainer is stopping already."""
+        self._pending = False

@@ -1,0 +1,132 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""From a URL to the client of its storage: one private client per dependency, made anew when asked.
+
+Each attempt asks for the client again, so that an attempt after ``rebuild`` (expired credentials)
+gets a fresh one. Nothing here decides or repeats anything.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info
+from lightning_resilience.adapters.private_filesystem import dependency_name, private_filesystem
+from lightning_resilience.adapters.staging import discard, stage
+from lightning_resilience.errors import CheckpointError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fsspec import AbstractFileSystem
+
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["Place", "Storage", "redacted"]
+
+
+def redacted(url: str) -> str:
+    """Return ``url`` without user name and password."""
+    return re.sub(r"(?<=://)[^/@]*@", "", url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A URL with the client that reaches it now.
+
+    Args:
+        store: Whole files on this storage.
+        fs: The private filesystem under it.
+        path: The path as that filesystem wants it.
+        dependency: Name of the storage, without credentials.
+    """
+
+    store: FsspecObjectStore
+    fs: AbstractFileSystem
+    path: str
+    dependency: str
+
+
+class Storage:
+    """Clients of storage, by URL.
+
+    Args:
+        options: The user's options of the filesystem; merged with ours, not replaced.
+        spool: Makes the node's own directory for staged files, when it is first needed.
+    """
+
+    def __init__(self, options: Mapping[str, Any], *, spool: Callable[[], str]) -> None:
+        self._options = dict(options)
+        self._spool = spool
+        self._clients: dict[str, AbstractFileSystem] = {}
+
+    def with_options(self, options: Mapping[str, Any] | None) -> Storage:
+        """Return clients for one call that brings options of its own; this where it has none."""
+        if not options:
+            return self
+        return Storage({**self._options, **options}, spool=self._spool)
+
+    def place(self, url: str) -> Place:
+        """Return where ``url`` is now."""
+        root = self._root(url)
+        fs = self._clients.get(root)
+        if fs is None:
+            fs, _ = private_filesystem(url, self._options)
+            self._clients[root] = fs
+        path = str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec has no public name for it
+        spool = "" if "file" in fs.protocol else self._spool()
+        store = FsspecObjectStore(fs, spool_directory=spool)
+        return Place(store=store, fs=fs, path=path, dependency=dependency_name(fs, path))
+
+    def rebuild(self, url: str) -> None:
+        """Forget the client of ``url``: the next attempt makes a fresh one."""
+        self._clients.pop(self._root(url), None)
+
+    def drop_caches(self, url: str) -> None:
+        """Forget what the client of ``url`` has cached."""
+        self.place(url).fs.invalidate_cache()
+
+    @staticmethod
+    def _root(url: str) -> str:
+        parts = urlsplit(url)
+        return f"{parts.scheme}://{parts.netloc}" if "://" in url else ""
+
+    def exists(self, url: str, token: CancelToken) -> bool:
+        """Tell whether ``url`` exists, file or directory; raises where that cannot be told."""
+        token.raise_if_cancelled()
+        place = self.place(url)
+        return find_info(place.fs, place.path) is not None
+
+    def remove(self, url: str, token: CancelToken) -> None:
+        """Remove ``url``; absent is success."""
+        token.raise_if_cancelled()
+        place = self.place(url)
+        place.store.remove(place.path)
+
+    def probe_read(self, directory: str, token: CancelToken) -> None:
+        """Ask the storage about ``directory``, past every cache; any answer will do."""
+        self.exists(directory, token)
+
+    def probe_write(self, directory: str, nonce: str, token: CancelToken) -> None:
+        """Write, verify and remove a small object below ``directory``."""
+        place = self.place(f"{directory.rstrip('/')}/.resilience/probe/{nonce}")
+        data = nonce.encode()
+        staged_path = place.store.staging_path(place.path, nonce)
+        try:
+            staged = stage(lambda file: file.write(data), staged_path, token)
+            place.store.publish(staged.path, place.path, token)
+            found = place.store.size(place.path)
+            if found != staged.size_bytes:
+                message = (
+                    f"a probe of {staged.size_bytes} bytes was written, {found} bytes are there"
+                )
+                raise CheckpointError(message)
+            token.raise_if_cancelled()
+            place.store.remove(place.path)
+        finally:
+            discard(staged_path)

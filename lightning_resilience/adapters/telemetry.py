@@ -1,0 +1,163 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Events become log lines: one line an event, the same words every time.
+
+Rank 0 speaks at INFO and the others at DEBUG, so that one outage is one story and not one per rank.
+What happens on every save (a gate that lets through, a verdict that all is well) is DEBUG
+everywhere.
+
+Nothing is set up at import. A program that has configured logging sees our lines where it put them;
+for one that has not, :func:`audible` attaches a handler for as long as a run lasts, as Lightning
+does for its own lines, because a job that waits for storage without a word looks like a job that
+hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.core import events as ev
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lightning_resilience.core.events import Event
+
+
+__all__ = ["LoggingSink", "audible", "describe"]
+
+_log = logging.getLogger("lightning_resilience")
+
+
+def _seconds(value: float | None) -> str:
+    return "never by itself" if value is None else f"in {value:.1f} s"
+
+
+_TEXTS: dict[type, Callable[[Any], str]] = {
+    ev.BreakerChanged: lambda e: (
+        f"circuit of {e.dependency}: {e.previous} -> {e.state} (epoch {e.epoch}, limit {e.limit}, "
+        f"open wait {e.open_s:g} s): {e.reason}"
+    ),
+    ev.VoteCast: lambda e: (
+        f"host {e.host} votes that {e.dependency} is ill ({e.votes} of {e.quorum} votes)"
+    ),
+    ev.ProbeStarted: lambda e: (
+        f"probing {e.dependency} (epoch {e.epoch}{', taken over' if e.taken_over else ''})"
+    ),
+    ev.ProbeEnded: lambda e: (
+        f"probe of {e.dependency} (epoch {e.epoch}) "
+        f"{'succeeded' if e.succeeded else 'failed'}: {e.detail}"
+        + ("" if e.succeeded else f"; next probe {_seconds(e.next_probe_in_s)}")
+    ),
+    ev.ResultDropped: lambda e: (
+        f"a result for {e.dependency} came too late: epoch {e.epoch}, now {e.current_epoch}"
+    ),
+    ev.DependencyAwaited: lambda e: (
+        f"{e.operation} waits for {e.dependency} ({e.state}) since {e.elapsed_s:.1f} s; "
+        f"next probe {_seconds(e.next_probe_in_s)}"
+    ),
+    ev.AttemptFailed: lambda e: (
+        f"attempt {e.attempt} at {e.operation} of {e.target} on {e.dependency} failed "
+        f"({e.failure}): {e.error}"
+    ),
+    ev.CallAbandoned: lambda e: (
+        f"attempt {e.attempt} at {e.operation} of {e.target} on {e.dependency} was abandoned after "
+        f"{e.timeout_s:g} s without progress"
+    ),
+    ev.RetryScheduled: lambda e: (
+        f"attempt {e.attempt} at {e.operation} of {e.target} on {e.dependency} follows in "
+        f"{e.delay_s:.2f} s (after {e.failure})"
+    ),
+    ev.RetriesExhausted: lambda e: (
+        f"{e.operation} of {e.target} on {e.dependency} given up after {e.attempts} attempts "
+        f"({e.failure}; {e.reason}): {e.error}"
+    ),
+    ev.GateDecided: lambda e: (
+        f"{e.op} {e.seq}: all ranks {e.verdict} (round {e.round_number}): {e.reason}"
+    ),
+    ev.WorkAwaited: lambda e: (
+        f"{e.op} {e.seq}: waiting since {e.elapsed_s:.1f} s for rank "
+        f"{', '.join(map(str, e.workers))}"
+    ),
+    ev.VerdictReached: lambda e: (
+        f"{e.op} {e.seq} ended after {e.elapsed_s:.2f} s for all ranks: {e.outcome}"
+        + (f", first on rank {e.first_rank}" if e.first_rank is not None else "")
+        + (f": {e.detail}" if e.detail else "")
+    ),
+    ev.RanksLost: lambda e: (
+        f"{e.op} {e.seq}: no sign of life from rank {', '.join(map(str, e.ranks))} for "
+        f"{e.silent_s:.1f} s"
+    ),
+    ev.StoreLost: lambda e: f"{e.op}: the shared store does not answer: {e.error}",
+    ev.StoreReturned: lambda e: (
+        f"{e.op}: the shared store answers again after {e.lost_for_s:.1f} s"
+    ),
+    ev.RecordVanished: lambda e: (
+        f"the record {e.key} is gone (epoch {e.epoch} was the last): the store came back empty, "
+        "the record is rebuilt"
+    ),
+    ev.CheckpointPublished: lambda e: (
+        f"{e.path} is in storage: {e.size_bytes} bytes, {e.digest}, verified after "
+        f"{e.elapsed_s:.2f} s and {e.attempts} attempt{'s' if e.attempts > 1 else ''}"
+    ),
+    ev.CheckpointRemoved: lambda e: f"{e.path} is removed",
+}
+
+_ROUTINE = (ev.CheckpointPublished, ev.CheckpointRemoved, ev.GateDecided, ev.VerdictReached)
+
+
+def describe(event: Event) -> str:
+    """Return an event in one line of text."""
+    text = _TEXTS.get(type(event))
+    if text is not None:
+        return text(event)
+    fields = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(event).items())
+    return f"{type(event).__name__}({fields})"
+
+
+def _is_routine(event: Event) -> bool:
+    if not isinstance(event, _ROUTINE):
+        return False
+    notable = getattr(event, "outcome", getattr(event, "verdict", "ok"))
+    return notable in {"ok", "proceed"} and getattr(event, "attempts", 1) <= 1
+
+
+class LoggingSink:
+    """Writes events to the logger ``lightning_resilience``. Any thread; never raises.
+
+    Args:
+        rank: Rank 0 speaks at INFO, the others at DEBUG.
+    """
+
+    def __init__(self, *, rank: int) -> None:
+        self._rank = rank
+        self._level = logging.DEBUG if rank else logging.INFO
+
+    def emit(self, event: Event) -> None:
+        """Write one line."""
+        level = logging.DEBUG if _is_routine(event) else self._level
+        if _log.isEnabledFor(level):
+            # A sink that raises would end a save for the sake of a log line.
+            with contextlib.suppress(Exception):
+                _log.log(level, "[rank %d] %s", self._rank, describe(event))
+
+
+@contextlib.contextmanager
+def audible() -> Iterator[None]:
+    """Make INFO lines visible where the program has not configured logging at all."""
+    if _log.hasHandlers():
+        yield
+        return
+    handler = logging.StreamHandler()
+    level = _log.level
+    _log.addHandler(handler)
+    _log.setLevel(logging.INFO if level == logging.NOTSET else level)
+    try:
+        yield
+    finally:
+        _log.removeHandler(handler)
+        _log.setLevel(level)
