@@ -14,9 +14,10 @@ server on loopback, behind a proxy. From the write of ``step=0040.ckpt`` on, the
 
 Times are scaled down, in both runs alike: an outage of many minutes to 20 s, a process-group
 timeout of half an hour to 10 s, and the S3 client's own patience from 40 s to 2 s
-(``AWS_MAX_ATTEMPTS=1``; the five tries of s3fs stay). With its full patience this outage costs one
-restart, and it takes minutes to burn three. Where workers start slowly the outage is longer than
-20 s, for both runs alike: long enough for all restarts to fall into it, decided before it begins.
+(``AWS_MAX_ATTEMPTS=1``; the five tries of s3fs stay). With its full patience, one or two restarts
+are burnt in the same time, and the third needs a longer outage. Where workers start slowly the
+outage is longer than 20 s, for both runs alike: long enough for all restarts to fall into it, and
+decided before it begins.
 
 Run it (one to two minutes; needs ``s3fs``, ``moto[server]`` and ``scikit-learn``)::
 

@@ -65,6 +65,8 @@ class GuardedCall:
         target: What it is about, for example a path.
         policy: The retry policy.
         patience: How to wait, and how to classify.
+        timeout_s: Time without a mark of progress after which an attempt is abandoned, in seconds;
+            None takes the policy's ``stall_timeout_s``. For work that cannot mark its progress.
         rebuild: Makes a fresh client, after credentials were refused.
         drop_caches: Drops what is cached of the dependency.
     """
@@ -74,6 +76,7 @@ class GuardedCall:
     target: str
     policy: RetryPolicy
     patience: Patience
+    timeout_s: float | None = None
     rebuild: Callable[[], None] = _nothing
     drop_caches: Callable[[], None] = _nothing
 
@@ -155,9 +158,13 @@ def guard(circuit: Circuit, call: GuardedCall) -> Protocol[Guarded]:
         yield from _prepare(circuit, call, ended, decision=decision)
 
 
+def _timeout_s(call: GuardedCall) -> float:
+    return call.policy.stall_timeout_s if call.timeout_s is None else call.timeout_s
+
+
 def _attempt(call: GuardedCall) -> Protocol[_Ended]:
     try:
-        value = yield Call(call.work, timeout_s=call.policy.stall_timeout_s)
+        value = yield Call(call.work, timeout_s=_timeout_s(call))
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -193,7 +200,7 @@ def _tell(circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempt: int) -
         )
     )
     if isinstance(ended.error, CallTimeoutError):
-        timeout_s = call.policy.stall_timeout_s
+        timeout_s = _timeout_s(call)
         yield Emit(
             CallAbandoned(**common, target=call.target, attempt=attempt, timeout_s=timeout_s)
         )

@@ -62,18 +62,20 @@ class Persistence:
         op: Name of the operation, for the events.
         patience_s: How long the store may be away, in seconds; 0 gives up at once.
         error: Makes the error to raise from the time that has passed and the store's last error.
+        beat_key: Key whose writes are not repeated: a sign of life is worth nothing later.
     """
 
     op: str
     patience_s: float
     error: Callable[[float, StoreUnavailableError], Exception]
+    beat_key: str = ""
 
 
 def with_persistence(inner: Protocol[T], persistence: Persistence) -> Protocol[T]:
     """Run ``inner`` and repeat its store operations while the store does not answer.
 
     Args:
-        inner: The protocol. It may still see ``StoreUnavailableError`` from ``Add``.
+        inner: The protocol. It may still see ``StoreUnavailableError`` from ``Add`` and from beats.
         persistence: For how long, and what follows.
 
     Returns:
@@ -87,6 +89,7 @@ class _Rest:
     """Whether there is patience left for what the protocol still does."""
 
     is_over: bool = False
+    lost_for_s: float = 0.0
 
 
 def _perform(effect: Effect, *, persistence: Persistence, rest: _Rest) -> Protocol[Any]:
@@ -103,11 +106,15 @@ def _try(effect: Effect, persistence: Persistence, rest: _Rest) -> Protocol[Any]
     try:
         return (yield effect)
     except StoreUnavailableError as error:
-        if not isinstance(effect, _REPEATABLE):
+        if not isinstance(effect, _REPEATABLE) or _is_beat(effect, persistence):
             raise
         if rest.is_over:
-            raise persistence.error(0.0, error) from error
+            raise persistence.error(rest.lost_for_s, error) from error
         return (yield from _repeat(effect, error, persistence, rest=rest))
+
+
+def _is_beat(effect: Effect, persistence: Persistence) -> bool:
+    return isinstance(effect, Set) and effect.key == persistence.beat_key
 
 
 def _repeat(
@@ -132,5 +139,5 @@ def _repeat(
             lost_for_s = (yield Now()) - lost_at_s
             yield Emit(StoreReturned(op=persistence.op, lost_for_s=lost_for_s))
             return value
-    rest.is_over = True
+    rest.is_over, rest.lost_for_s = True, elapsed_s
     raise persistence.error(elapsed_s, last) from last
