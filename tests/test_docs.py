@@ -234,7 +234,7 @@ class Asked(dict[str, str]):
         super().__init__()
         self.names: set[str] = set()
 
-    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override] # narrower
+    def get(self, name: str, default: Any = None) -> Any:
         """Note the name."""
         self.names.add(name)
         return super().get(name, default)
