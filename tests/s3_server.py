@@ -115,19 +115,27 @@ def failing_server(mode: str) -> Iterator[FailingServer]:
     """Run a server that answers with one of ``ERRORS``, or resets every connection (``reset``)."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        # Clients of HTTP/1.0 servers wait in vain for "100 Continue".
+        protocol_version = "HTTP/1.1"
+
         def handle_one(self) -> None:
             failing.requests.append(f"{self.command} {self.path}")
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            # No thread waits for a next request on this connection when the test ends.
+            self.close_connection = True
             if mode == "reset":
                 # Linger 0: close sends RST instead of FIN.
                 linger = struct.pack("ii", 1, 0)
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                self.close_connection = True
                 return
             status, code, headers = ERRORS[mode]
             body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            for name, value in {
+                **headers,
+                "Content-Length": str(len(body)),
+                "Connection": "close",
+            }.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":

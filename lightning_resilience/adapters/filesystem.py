@@ -16,7 +16,8 @@ What differs from a plain filesystem:
   be told. Plain fsspec says False to any error.
 * ``open`` for writing gives a staged file. It is published when closed, by the guard, under the
   operation ``put_file``; an error inside its ``with`` block discards it, and so does losing it
-  without ``close``. Plain fsspec publishes what was written up to the error.
+  without ``close``. Plain fsspec publishes what was written up to the error. Writing to the staged
+  file itself is not guarded: half of a stream cannot be repeated.
 * Appending, updating and exclusive creation cannot be staged without reading the target first, so
   they are passed on: guarded once, under ``write``, when the file is opened. Writing with
   ``compression`` is refused, since fsspec's compressor does not close the file beneath it.
@@ -48,6 +49,7 @@ from lightning_resilience.adapters.private_filesystem import (
     dependency_name,
     private_filesystem,
     private_instance,
+    renew_client,
 )
 from lightning_resilience.adapters.staged_file import StagedFile, StagedText
 from lightning_resilience.adapters.staging import Staged, spool_directory
@@ -67,6 +69,7 @@ __all__ = [
     "dependency_name",
     "guarded",
     "private_filesystem",
+    "renew_client",
     "set_default_runner",
 ]
 
@@ -316,7 +319,9 @@ def _open_staged(fs: AbstractFileSystem, path: str, *, autocommit: bool) -> Stag
         Path(path).parent.mkdir(parents=True, exist_ok=True)
 
     def publish(staged: Staged) -> None:
-        _run(fs, "put_file", _text(path), work=lambda: _publish(store, staged, path))
+        _run(
+            fs, "put_file", _text(path), work=lambda: _publish(fs, store, staged=staged, path=path)
+        )
 
     return StagedFile(store.staging_path(path, uuid.uuid4().hex), publish, autocommit=autocommit)
 
@@ -328,7 +333,11 @@ def _spool(fs: AbstractFileSystem) -> str:
     return spool or spool_directory(None, environ=os.environ, run_id="files")
 
 
-def _publish(store: FsspecObjectStore, staged: Staged, path: str) -> None:
+def _publish(
+    fs: AbstractFileSystem, store: FsspecObjectStore, *, staged: Staged, path: str
+) -> None:
+    # What a transaction commits is published now; the filesystem must not defer it once more.
+    deferring, fs._intrans = fs._intrans, False  # noqa: SLF001 - fsspec's own mark
     _inside.publishing = True
     try:
         store.publish(staged.path, path, _inside.token or _NeverCancelled())
@@ -336,6 +345,7 @@ def _publish(store: FsspecObjectStore, staged: Staged, path: str) -> None:
         found = staged.size_bytes if store.is_local else store.size(path)
     finally:
         _inside.publishing = False
+        fs._intrans = deferring  # noqa: SLF001 - fsspec's own mark
     if found != staged.size_bytes:
         message = (
             f"{_text(path)}: {staged.size_bytes} bytes were sent, but the storage reports "

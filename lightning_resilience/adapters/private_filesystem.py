@@ -3,8 +3,9 @@
 """fsspec instances that nobody else has, and that do not repeat anything by themselves.
 
 Retries around retries multiply: s3fs tries 5 times what botocore tries 5 times, so one failed call
-of ours reaches the storage 25 times. Ours are counted, spread and gated, so the inner ones are
-turned down, on an instance outside fsspec's cache. What the user set besides stays as it is.
+of ours reaches the storage 25 times, and aiohttp adds one for broken connections. Ours are counted,
+spread and gated, so the inner ones are turned down, on an instance outside fsspec's cache. What the
+user set besides stays as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
-__all__ = ["dependency_name", "private_filesystem", "private_instance"]
+__all__ = ["dependency_name", "private_filesystem", "private_instance", "renew_client"]
 
 # gcsfs has no option for the number of its attempts; these are what its decorator repeats.
 _GCSFS_RETRIED = ("_request", "_get_file_request", "_get_file_concurrent")
@@ -54,15 +55,45 @@ def private_instance(
     options = dict(options)
     names = protocols(cls)
     if "s3" in names:
-        config = dict(options.get("config_kwargs") or {})
-        config["retries"] = {**(config.get("retries") or {}), "total_max_attempts": 1}
-        options["config_kwargs"] = config
+        options["config_kwargs"] = _one_request(options.get("config_kwargs") or {})
     fs = cls(*args, **{**options, "skip_instance_cache": True})
     if "s3" in names:
         fs.retries = 1
     if "gs" in names:
         _undecorate(fs)
     return fs
+
+
+def renew_client(fs: AbstractFileSystem) -> bool:
+    """Make a filesystem read its credentials anew and forget every listing.
+
+    For failures of class ``auth``: long runs outlive temporary credentials, and the client keeps
+    those that it was made with although fresh ones are there.
+
+    Args:
+        fs: A private filesystem, not one from fsspec's cache: others may be using that.
+
+    Returns:
+        False where this kind of filesystem has no way to renew its client.
+
+    Raises:
+        Exception: What the library raised when it made the new client.
+    """
+    fs.invalidate_cache()
+    if "s3" in protocols(fs):
+        fs.connect(refresh=True)
+        return True
+    if "gs" in protocols(fs):
+        fs.credentials.connect(method=fs.credentials.token)
+        return True
+    return False
+
+
+def _one_request(config_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    from lightning_resilience.adapters.s3_session import session_options  # noqa: PLC0415 - optional
+
+    retries = {**(config_kwargs.get("retries") or {}), "total_max_attempts": 1}
+    return {**session_options(), **config_kwargs, "retries": retries}
 
 
 def dependency_name(fs: AbstractFileSystem, path: str) -> str:

@@ -15,10 +15,10 @@ from lightning_resilience.core.validation import (
     check_at_least,
     check_less,
     check_seconds,
+    check_share,
     check_whole,
     option,
 )
-from lightning_resilience.errors import ConfigError
 
 
 __all__ = ["BreakerConfig"]
@@ -69,15 +69,11 @@ class BreakerConfig:
     def __post_init__(self) -> None:
         for name in ("window_s", "view_max_age_s", "open_for_s", "max_open_for_s"):
             check_seconds(name, getattr(self, name))
-        for name in ("probe_timeout_s", "probe_lease_s", "quorum_fraction"):
+        for name in ("probe_timeout_s", "probe_lease_s"):
             check_seconds(name, getattr(self, name))
         for name in ("trip_failures", "reopen_failures", "max_concurrent", "ramp_start"):
             check_whole(name, getattr(self, name), minimum=1)
-        if self.quorum_fraction > 1:
-            message = (
-                f"quorum_fraction={self.quorum_fraction:g} is out of range: it must be in (0, 1]."
-            )
-            raise ConfigError(message)
+        check_share("quorum_fraction", self.quorum_fraction)
         self._check_relations()
 
     def _check_relations(self) -> None:

@@ -25,16 +25,17 @@ key                                         value
 ``lr/<run>/i<inc>/count/<seq>``             counter of outcomes, a hint
 ``lr/<run>/i<inc>/final/<seq>``             ``FinalRecord``, write-once: the verdict
 ``lr/<run>/i<inc>/done/<seq>``              bell: the verdict is there
-``lr/<run>/i<inc>/rounds/<seq>``            number of gate rounds after the first, for the clean-up
+``lr/<run>/i<inc>/cleaned/0``               number of the first operation whose keys are still there
 ==========================================  =======================================================
 """
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.errors import CorruptRecordError
 
 
@@ -53,6 +54,18 @@ __all__ = [
 
 VERSION: Final = 1
 
+# What a record may hold is checked when it is decoded, so that a name which this version does not
+# know is a corrupt record where it is read, and not a ValueError in the middle of a decision.
+_StateName: TypeAlias = Annotated[
+    str, msgspec.Meta(pattern=r"\A(closed|open|half_open|recovering|forced_open)\Z")
+]
+_VerdictName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(proceed|wait|fail)\Z")]
+_FailureName: TypeAlias = Annotated[
+    str, msgspec.Meta(pattern=rf"\A({'|'.join(failure.value for failure in FailureClass)})?\Z")
+]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a breaker's history.
@@ -63,8 +76,8 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
         reason: Why.
     """
 
-    epoch: int
-    state: str
+    epoch: _Count
+    state: _StateName
     reason: str
 
 
@@ -89,14 +102,14 @@ class BreakerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     v: int = VERSION
     store_id: str = ""
-    epoch: int
-    generation: int
-    state: str
+    epoch: _Count
+    generation: _Count
+    state: _StateName
     votes: tuple[str, ...] = ()
-    limit: int
-    failures: int = 0
+    limit: _Count
+    failures: _Count = 0
     holder: str = ""
-    open_s: float
+    open_s: _Seconds
     history: tuple[Transition, ...] = ()
     reason: str = ""
     writer: str
@@ -135,9 +148,9 @@ class GateRecord(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     digest: str
     subject: str = ""
-    verdict: str
-    epoch: int
-    rank: int
+    verdict: _VerdictName
+    epoch: _Count
+    rank: _Count
     reason: str
     writer: str
 
@@ -155,11 +168,11 @@ class OutcomeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     v: int = VERSION
-    rank: int
-    failure: str = ""
+    rank: _Count
+    failure: _FailureName = ""
     error: str = ""
     detail: str = ""
-    attempts: int = 0
+    attempts: _Count = 0
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,14 +195,14 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     v: int = VERSION
     op: str
-    failure: str = ""
+    failure: _FailureName = ""
     first_rank: int = -1
     error: str = ""
     detail: str = ""
     subject: str = ""
     workers: tuple[int, ...] = ()
     lost_ranks: tuple[int, ...] = ()
-    attempts: int = 0
+    attempts: _Count = 0
     writer: str
 
 
@@ -201,6 +214,9 @@ class _Versioned(msgspec.Struct):
 
 
 _encoder: Final = msgspec.json.Encoder()
+
+# RecursionError: fields that are skipped may be nested without end.
+_UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def encode(record: msgspec.Struct) -> bytes:
@@ -224,7 +240,7 @@ def decode(kind: type[Record], raw: bytes, *, key: str) -> Record:
     """
     try:
         version = msgspec.json.decode(raw, type=_Versioned).v
-    except msgspec.MsgspecError as error:
+    except _UNDECODABLE as error:
         message = (
             f"The record at {key!r} does not decode ({error}; {len(raw)} bytes). "
             "Something else writes to this store, or the record is damaged."
@@ -238,7 +254,7 @@ def decode(kind: type[Record], raw: bytes, *, key: str) -> Record:
         raise CorruptRecordError(message, key=key, found_version=version)
     try:
         return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
+    except _UNDECODABLE as error:
         message = f"The record at {key!r} is no {kind.__name__}: {error}."
         raise CorruptRecordError(message, key=key, found_version=version) from error
 

@@ -11,12 +11,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import field
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from lightning_resilience.errors import ConfigError
 
 
-__all__ = ["check_at_least", "check_choice", "check_less", "check_seconds", "check_whole", "option"]
+__all__ = [
+    "check_at_least",
+    "check_choice",
+    "check_less",
+    "check_seconds",
+    "check_share",
+    "check_whole",
+    "option",
+]
+
+# Far above every sensible count, and far below what a record or a float could not hold any more.
+_LARGEST_WHOLE: Final = 10**9
 
 
 def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - stands for any type
@@ -33,7 +44,19 @@ def option(default: Any, *, why: str) -> Any:  # noqa: ANN401 - stands for any t
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _text(value: object) -> str:
+    # Python refuses to print whole numbers of more than some thousand digits.
+    if isinstance(value, int) and not -(_LARGEST_WHOLE**2) <= value <= _LARGEST_WHOLE**2:
+        return f"a whole number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def check_seconds(name: str, value: object, *, above: float = 0.0, zero: bool = False) -> None:
@@ -50,21 +73,39 @@ def check_seconds(name: str, value: object, *, above: float = 0.0, zero: bool = 
     """
     allowed = f"a finite number of seconds {'≥' if zero else '>'} {above:g}"
     if not _is_number(value):
-        message = f"{name}={value!r} is not allowed: it must be {allowed}."
+        message = f"{name}={_text(value)} is not allowed: it must be {allowed}."
         raise ConfigError(message)
     if value < above or (value == above and not zero):
-        message = f"{name}={value!r} is out of range: it must be {allowed}."
+        message = f"{name}={_text(value)} is out of range: it must be {allowed}."
         raise ConfigError(message)
 
 
 def check_whole(name: str, value: object, *, minimum: int) -> None:
-    """Refuse what is not a whole number of at least ``minimum``.
+    """Refuse what is not a whole number from ``minimum`` to a thousand millions.
 
     Raises:
-        ConfigError: The value is no whole number, or too small.
+        ConfigError: The value is no whole number, or out of range.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-        message = f"{name}={value!r} is not allowed: it must be a whole number ≥ {minimum}."
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not minimum <= value <= _LARGEST_WHOLE
+    ):
+        message = (
+            f"{name}={_text(value)} is not allowed: it must be a whole number ≥ {minimum} "
+            f"and ≤ {_LARGEST_WHOLE}."
+        )
+        raise ConfigError(message)
+
+
+def check_share(name: str, value: object) -> None:
+    """Refuse what is not a share of a whole: a number in (0, 1].
+
+    Raises:
+        ConfigError: The value is no number, or out of range.
+    """
+    if not _is_number(value) or not 0 < value <= 1:
+        message = f"{name}={_text(value)} is not allowed: it must be a number in (0, 1]."
         raise ConfigError(message)
 
 
@@ -76,7 +117,8 @@ def check_choice(name: str, value: object, *, choices: tuple[str, ...]) -> None:
     """
     if value not in choices:
         message = (
-            f"{name}={value!r} is not allowed: it must be one of {', '.join(map(repr, choices))}."
+            f"{name}={_text(value)} is not allowed: "
+            f"it must be one of {', '.join(map(repr, choices))}."
         )
         raise ConfigError(message)
 
@@ -94,8 +136,8 @@ def check_less(smaller: tuple[str, float], larger: tuple[str, float], *, why: st
     """
     if not smaller[1] < larger[1]:
         message = (
-            f"{smaller[0]}={smaller[1]:g} must be less than {larger[0]}={larger[1]:g}: {why}. "
-            "Lower the first or raise the second."
+            f"{smaller[0]}={smaller[1]:.12g} must be less than {larger[0]}={larger[1]:.12g}: "
+            f"{why}. Lower the first or raise the second."
         )
         raise ConfigError(message)
 
@@ -113,7 +155,7 @@ def check_at_least(larger: tuple[str, float], smaller: tuple[str, float], *, why
     """
     if not larger[1] >= smaller[1]:
         message = (
-            f"{larger[0]}={larger[1]:g} must be at least {smaller[0]}={smaller[1]:g}: {why}. "
-            "Raise the first or lower the second."
+            f"{larger[0]}={larger[1]:.12g} must be at least {smaller[0]}={smaller[1]:.12g}: "
+            f"{why}. Raise the first or lower the second."
         )
         raise ConfigError(message)

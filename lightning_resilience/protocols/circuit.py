@@ -111,8 +111,9 @@ def learn(circuit: Circuit, raw: bytes, *, read_at_s: float, seen_at_s: float) -
     view = BreakerView(record=record, raw=raw, read_at_s=read_at_s, sighting=sighting)
     if sighting is not before:
         circuit.seen = (*circuit.seen, (record.epoch, record.state))[-breaker.HISTORY_LENGTH :]
-    if record.state != BreakerState.CLOSED.value:
-        # Failures from before a trip must not count towards the next one.
+    if sighting is not before or record.state != BreakerState.CLOSED.value:
+        # Failures from before a trip must not count towards the next one, also where this process
+        # has seen nothing of that trip but the epochs that have passed.
         circuit.window = window.EMPTY
     circuit.votes = {
         host: lease.observe(circuit.votes.get(host), (record.epoch,), now_s=seen_at_s)

@@ -13,8 +13,8 @@
 Bounded by ``deadline_s``: every turn costs an attempt or waits, and ``decide`` ends it.
 
 An interruption (``KeyboardInterrupt``, ``SystemExit``, a signal's exception) is never an outcome to
-be
-retried: it passes through at once. The failure that ends the policy is the cause of what is raised.
+be retried: it passes through at once. The failure that ends the policy is the cause of what is
+raised.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lightning_resilience.core.events import (
 from lightning_resilience.core.outcome import OK, FailureClass, Outcome
 from lightning_resilience.core.retry import RetryAction, RetryState, deadline_at_s, decide
 from lightning_resilience.errors import CallTimeoutError, CircuitOpenError, RetriesExhaustedError
-from lightning_resilience.protocols.circuit import report
+from lightning_resilience.protocols.circuit import refresh, report
 from lightning_resilience.protocols.effects import Call, Draw, Emit, Now, Sleep
 from lightning_resilience.protocols.probe import await_passage
 
@@ -40,6 +40,7 @@ from lightning_resilience.protocols.probe import await_passage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.core.breaker import BreakerView
     from lightning_resilience.core.retry import RetryDecision, RetryPolicy
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
@@ -64,6 +65,8 @@ class GuardedCall:
         target: What it is about, for example a path.
         policy: The retry policy.
         patience: How to wait, and how to classify.
+        timeout_s: Time without a mark of progress after which an attempt is abandoned, in seconds;
+            None takes the policy's ``stall_timeout_s``. For work that cannot mark its progress.
         rebuild: Makes a fresh client, after credentials were refused.
         drop_caches: Drops what is cached of the dependency.
     """
@@ -73,6 +76,7 @@ class GuardedCall:
     target: str
     policy: RetryPolicy
     patience: Patience
+    timeout_s: float | None = None
     rebuild: Callable[[], None] = _nothing
     drop_caches: Callable[[], None] = _nothing
 
@@ -136,8 +140,8 @@ def guard(circuit: Circuit, call: GuardedCall) -> Protocol[Guarded]:
             error.attempts = state.attempts
             error.last_error = ended.outcome.error
             raise error from ended.error
-        healthy = view.record.state == BreakerState.CLOSED.value
         ended = yield from _attempt(call)
+        healthy = yield from _ended_under_closed(circuit, view, ended)
         yield from _tell(circuit, call, ended, attempt=state.attempts + 1)
         yield from report(circuit, ended.outcome, epoch=view.record.epoch)
         now_s: float = yield Now()
@@ -154,9 +158,13 @@ def guard(circuit: Circuit, call: GuardedCall) -> Protocol[Guarded]:
         yield from _prepare(circuit, call, ended, decision=decision)
 
 
+def _timeout_s(call: GuardedCall) -> float:
+    return call.policy.stall_timeout_s if call.timeout_s is None else call.timeout_s
+
+
 def _attempt(call: GuardedCall) -> Protocol[_Ended]:
     try:
-        value = yield Call(call.work, timeout_s=call.policy.stall_timeout_s)
+        value = yield Call(call.work, timeout_s=_timeout_s(call))
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -165,6 +173,17 @@ def _attempt(call: GuardedCall) -> Protocol[_Ended]:
             raise
         return _Ended(outcome=outcome, error=error)
     return _Ended(outcome=OK, value=value)
+
+
+def _ended_under_closed(circuit: Circuit, admitted: BreakerView, ended: _Ended) -> Protocol[bool]:
+    if admitted.record.state != BreakerState.CLOSED.value:
+        return False
+    if not ended.outcome.counts:
+        return True
+    # Others may have tripped the circuit while this attempt ran, and then it is the outage that has
+    # failed it. The read is not lost: the vote that may follow is a change of what it returns.
+    view = yield from refresh(circuit)
+    return view.record.state == BreakerState.CLOSED.value
 
 
 def _tell(circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempt: int) -> Protocol[None]:
@@ -181,7 +200,7 @@ def _tell(circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempt: int) -
         )
     )
     if isinstance(ended.error, CallTimeoutError):
-        timeout_s = call.policy.stall_timeout_s
+        timeout_s = _timeout_s(call)
         yield Emit(
             CallAbandoned(**common, target=call.target, attempt=attempt, timeout_s=timeout_s)
         )

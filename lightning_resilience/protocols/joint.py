@@ -14,7 +14,7 @@ timeout runs, and an outage may last longer than it.
 
 * The gate and the verdict are write-once keys: whoever is first decides, everybody reads the same.
 * A worker that ends with an exception publishes that first, then raises; also where it was
-  interrupted.
+  interrupted, and also at the gate.
 * A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the
   observer's own time is lost. Whoever sees that writes it into the verdict, which names the rank.
 * A rank that cannot read the verdict makes none up (``protocols.persistent``).
@@ -23,20 +23,22 @@ timeout runs, and an outage may last longer than it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lightning_resilience.core import joint as core
 from lightning_resilience.core.events import VerdictReached
+from lightning_resilience.errors import ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.effects import Emit, Now, Set
 from lightning_resilience.protocols.joint_clean_up import clean_up
 from lightning_resilience.protocols.joint_gate import pass_gate
 from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
-from lightning_resilience.protocols.joint_verdict import await_final, work
+from lightning_resilience.protocols.joint_verdict import await_final, withdraw, work
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.errors import StoreUnavailableError
+    from lightning_resilience.core.records import FinalRecord
     from lightning_resilience.protocols.effects import Protocol
 
 
@@ -64,14 +66,23 @@ def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointRe
             joint.op, seq=joint.seq, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
         )
 
-    persistence = Persistence(op=joint.op, patience_s=member.store_patience_s, error=unavailable)
-    return (yield from with_persistence(_perform(member, joint, part), persistence))
+    persistence = Persistence(
+        op=joint.op,
+        patience_s=member.store_patience_s,
+        error=unavailable,
+        beat_key=member.keys.joint("beat", member.rank),
+    )
+    result = yield from with_persistence(_perform(member, joint, part), persistence)
+    # The verdict is known: what cannot be tidied up now is tidied up with the next batch.
+    with suppress(StoreUnavailableError):
+        yield from clean_up(member, joint.seq)
+    return result
 
 
 def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointResult]:
     started_at_s: float = yield Now()
     yield Set(member.keys.joint("arrived", member.rank), str(joint.seq).encode())
-    failed = yield from pass_gate(member, joint, started_at_s)
+    failed = yield from _enter(member, joint, part, started_at_s=started_at_s)
     if failed is not None:
         result = JointResult(final=failed)
     elif part is None:
@@ -90,5 +101,19 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
             elapsed_s=now_s - started_at_s,
         )
     )
-    yield from clean_up(member, joint.seq)
     return result
+
+
+def _enter(
+    member: Member, joint: Joint, part: Part | None, *, started_at_s: float
+) -> Protocol[FinalRecord | None]:
+    try:
+        return (yield from pass_gate(member, joint, started_at_s))
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        # Order: told first, then raised, so that nobody waits for this rank until its silence says
+        # the same. Where the store is away nobody can be told, and the error stays what it is.
+        with suppress(ResilienceError):
+            yield from withdraw(member, joint, part, error=error, started_at_s=started_at_s)
+        raise

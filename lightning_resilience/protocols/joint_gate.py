@@ -22,7 +22,7 @@ from lightning_resilience.core.records import FinalRecord, GateRecord, decode, e
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols.beating import with_beat
 from lightning_resilience.protocols.circuit import current, refresh
-from lightning_resilience.protocols.effects import Beat, Emit, Nonce
+from lightning_resilience.protocols.effects import Beat, Emit, Get, Nonce
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
 
@@ -58,7 +58,9 @@ def pass_gate(member: Member, joint: Joint, started_at_s: float) -> Protocol[Fin
             return None
         if gate.verdict == GateVerdict.FAIL.value:
             return _refusal(joint, gate)
-        expired = yield from _wait_together(member, joint, deadline_at_s)
+        expired = yield from _wait_together(
+            member, joint, round_number, deadline_at_s=deadline_at_s
+        )
         gate = yield from _decide(member, joint, round_number, expired=expired)
     return _refusal(
         joint, msgspec.structs.replace(gate, reason=f"{_MOST_ROUNDS} rounds of waiting")
@@ -115,8 +117,12 @@ def _own_decision(
     return decision, view.record.epoch
 
 
-def _wait_together(member: Member, joint: Joint, deadline_at_s: float) -> Protocol[str]:
-    if joint.circuit is None:
+def _wait_together(
+    member: Member, joint: Joint, round_number: int, *, deadline_at_s: float
+) -> Protocol[str]:
+    # Who comes late may find that the others have not only waited, but also decided.
+    decided: bytes | None = yield Get(member.keys.joint("gate", joint.seq, round_number))
+    if joint.circuit is None or decided is not None:
         return ""
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
     waiting = await_passage(

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING
 from lightning_resilience.core import joint as core, lease
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord, decode, encode
-from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.errors import (
+    JointError,
+    JointUnavailableError,
+    StoreUnavailableError,
+)
 from lightning_resilience.protocols.beating import with_beat
 from lightning_resilience.protocols.effects import (
     Add,
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint_terms import Joint, Member, Part
 
 
-__all__ = ["await_final", "work"]
+__all__ = ["await_final", "withdraw", "work"]
 
 
 def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Protocol[JointResult]:
@@ -55,21 +59,58 @@ def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Pr
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
     try:
         value = yield from with_beat(part.run(), beat)
+        report = OutcomeRecord(rank=member.rank, detail=part.detail(value))
     except GeneratorExit:
         raise
     except BaseException as error:  # noqa: BLE001 - published first, then judged by the verdict
-        report = part.outcome(error)
+        return (yield from _failed(member, joint, part, error=error, started_at_s=started_at_s))
+    final = yield from _publish(member, joint, report, started_at_s=started_at_s, interrupted=False)
+    return JointResult(final=final, value=value)
+
+
+def withdraw(
+    member: Member, joint: Joint, part: Part | None, *, error: BaseException, started_at_s: float
+) -> Protocol[None]:
+    """Tell the others that this rank has failed at the gate.
+
+    A mismatch of operations is the verdict at once: somebody waits for what will not happen. All
+    else concerns the others only where this rank has work.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+        part: The work that it would have had, or None.
+        error: What it raises.
+        started_at_s: When it arrived, on its own clock.
+    """
+    if isinstance(error, JointUnavailableError):
+        return
+    if isinstance(error, JointError):
+        report = OutcomeRecord(rank=member.rank, failure=error.outcome, error=str(error))
+        yield from _write_final(member, joint, (report,))
+    elif part is not None:
+        yield from _publish(
+            member, joint, part.outcome(error), started_at_s=started_at_s, interrupted=True
+        )
+
+
+def _failed(
+    member: Member, joint: Joint, part: Part, *, error: BaseException, started_at_s: float
+) -> Protocol[JointResult]:
+    interrupted = not isinstance(error, Exception)
+    try:
         final = yield from _publish(
             member,
             joint,
-            report,
+            part.outcome(error),
             started_at_s=started_at_s,
-            interrupted=not isinstance(error, Exception),
+            interrupted=interrupted,
         )
-        return JointResult(final=final, error=error)
-    report = OutcomeRecord(rank=member.rank, detail=part.detail(value))
-    final = yield from _publish(member, joint, report, started_at_s=started_at_s, interrupted=False)
-    return JointResult(final=final, value=value)
+    except JointUnavailableError:
+        if interrupted:
+            raise error from None
+        raise
+    return JointResult(final=final, error=error)
 
 
 def _publish(

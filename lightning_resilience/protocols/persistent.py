@@ -7,6 +7,10 @@ with full jitter, until it has been away for ``patience_s``, and then gives up w
 told to raise. Repeating is safe for everything but ``Add``: a read has no effect, a ``Set`` is
 idempotent, and every compare-and-set carries a writer nonce, so that one whose answer was lost
 answers "I won" the second time. ``Add`` is passed on and may fail.
+
+Patience is for the whole protocol. Once it has ended, or an interruption has been thrown in, what
+the protocol still wants to say is tried once and no more: nobody who presses Ctrl-C waits for a
+store that is away.
 """
 
 from __future__ import annotations
@@ -58,37 +62,63 @@ class Persistence:
         op: Name of the operation, for the events.
         patience_s: How long the store may be away, in seconds; 0 gives up at once.
         error: Makes the error to raise from the time that has passed and the store's last error.
+        beat_key: Key whose writes are not repeated: a sign of life is worth nothing later.
     """
 
     op: str
     patience_s: float
     error: Callable[[float, StoreUnavailableError], Exception]
+    beat_key: str = ""
 
 
 def with_persistence(inner: Protocol[T], persistence: Persistence) -> Protocol[T]:
     """Run ``inner`` and repeat its store operations while the store does not answer.
 
     Args:
-        inner: The protocol. It may still see ``StoreUnavailableError`` from ``Add``.
+        inner: The protocol. It may still see ``StoreUnavailableError`` from ``Add`` and from beats.
         persistence: For how long, and what follows.
 
     Returns:
         What ``inner`` returns.
     """
-    return transform(inner, partial(_perform, persistence=persistence))
+    return transform(inner, partial(_perform, persistence=persistence, rest=_Rest()))
 
 
-def _perform(effect: Effect, *, persistence: Persistence) -> Protocol[Any]:
-    if not isinstance(effect, _REPEATABLE):
-        return (yield effect)
+@dataclass(slots=True)
+class _Rest:
+    """Whether there is patience left for what the protocol still does."""
+
+    is_over: bool = False
+    lost_for_s: float = 0.0
+
+
+def _perform(effect: Effect, *, persistence: Persistence, rest: _Rest) -> Protocol[Any]:
+    try:
+        return (yield from _try(effect, persistence, rest))
+    except Exception:
+        raise
+    except BaseException:
+        rest.is_over = True
+        raise
+
+
+def _try(effect: Effect, persistence: Persistence, rest: _Rest) -> Protocol[Any]:
     try:
         return (yield effect)
     except StoreUnavailableError as error:
-        return (yield from _repeat(effect, error, persistence))
+        if not isinstance(effect, _REPEATABLE) or _is_beat(effect, persistence):
+            raise
+        if rest.is_over:
+            raise persistence.error(rest.lost_for_s, error) from error
+        return (yield from _repeat(effect, error, persistence, rest=rest))
+
+
+def _is_beat(effect: Effect, persistence: Persistence) -> bool:
+    return isinstance(effect, Set) and effect.key == persistence.beat_key
 
 
 def _repeat(
-    effect: Effect, first: StoreUnavailableError, persistence: Persistence
+    effect: Effect, first: StoreUnavailableError, persistence: Persistence, *, rest: _Rest
 ) -> Protocol[Any]:
     lost_at_s: float = yield Now()
     last = first
@@ -109,4 +139,5 @@ def _repeat(
             lost_for_s = (yield Now()) - lost_at_s
             yield Emit(StoreReturned(op=persistence.op, lost_for_s=lost_for_s))
             return value
+    rest.is_over, rest.lost_for_s = True, elapsed_s
     raise persistence.error(elapsed_s, last) from last

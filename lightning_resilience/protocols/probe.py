@@ -14,6 +14,7 @@ changes nothing.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,7 +28,7 @@ from lightning_resilience.core.breaker import (
 )
 from lightning_resilience.core.events import DependencyAwaited, ProbeEnded, ProbeStarted
 from lightning_resilience.core.outcome import FailureClass
-from lightning_resilience.errors import CircuitOpenError, StoreUnavailableError
+from lightning_resilience.errors import CircuitOpenError, ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.circuit import apply_to, current, refresh
 from lightning_resilience.protocols.effects import Add, Call, Draw, Emit, Nonce, Now, Sleep, WaitFor
 
@@ -56,7 +57,7 @@ class Patience:
     Args:
         probe: A real operation of the failing class; raises where the dependency is still ill.
         classify: Makes an outcome of an exception.
-        when_open: ``wait``, or ``raise`` at once.
+        when_open: ``wait``, or ``raise``: at once, but for the probe where it is due.
         chunk_s: Longest time between two looks at the record, in seconds.
         voice_s: Longest time between two events that say what is awaited, in seconds.
         spread_s: After the wait, callers come back over this time, in seconds, so that they do not
@@ -95,14 +96,27 @@ def await_passage(
     if breaker.passes(view.record):
         return view
     if patience.when_open == "raise":
-        now_s: float = yield Now()
-        raise _refused(circuit, view, now_s=now_s, why="and the policy is not to wait")
+        return (yield from _pass_or_refuse(circuit, patience, view))
     view = yield from _wait(
         circuit, patience, view, operation=operation, deadline_at_s=deadline_at_s
     )
     draw: float = yield Draw()
     yield Sleep(draw * patience.spread_s)
     return view
+
+
+def _pass_or_refuse(
+    circuit: Circuit, patience: Patience, view: BreakerView
+) -> Protocol[BreakerView]:
+    now_s: float = yield Now()
+    if waiting.is_probe_due(view, circuit.config, now_s=now_s):
+        # Where nobody waits, nobody else would ever notice that the dependency is well again.
+        yield from try_probe(circuit, patience, view)
+        view = yield from refresh(circuit)
+        now_s = yield Now()
+    if breaker.passes(view.record):
+        return view
+    raise _refused(circuit, view, now_s=now_s, why="and the policy is not to wait")
 
 
 def _wait(
@@ -223,8 +237,10 @@ def try_probe(circuit: Circuit, patience: Patience, view: BreakerView) -> Protoc
     except GeneratorExit:
         raise
     except BaseException:
-        # Interrupted: the permit goes back at once instead of at the end of its lease.
-        yield from apply_to(circuit, mine, ProbeReleased(epoch=epoch, holder=holder))
+        # Interrupted: the permit goes back at once instead of at the end of its lease. Where the
+        # store is away it does so all the same, and the interruption stays what is raised.
+        with suppress(ResilienceError):
+            yield from apply_to(circuit, mine, ProbeReleased(epoch=epoch, holder=holder))
         raise
     yield from apply_to(circuit, mine, result)
     yield from _report_end(circuit, epoch, succeeded=succeeded, detail=detail)

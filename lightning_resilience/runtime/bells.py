@@ -6,16 +6,17 @@ A store's ``wait`` holds its client's connection for its whole length, and on th
 would hold back Python's signal handlers as well. So it runs on a helper thread, with a connection
 of its own, and the caller waits in short pieces for what the helper finds.
 
-Connections are a cost (a TCPStore server does a reverse DNS look-up for each one that it accepts),
-so one helper serves all waits of a process, one after the other. A caller that leaves before its
-wait has ended leaves the helper behind as well: that one ends with its wait, and the next wait gets
-a new one.
+* A caller whose time is up leaves the helper's wait running: mostly it comes back for the same key,
+  and a wait that is cut short and begun again is load on the store (and a warning in torch's log).
+* A caller that comes for another key cuts the old wait off by closing its connection.
+* Connections are a cost (a TCPStore server does a reverse DNS look-up for each one that it
+  accepts), so a helper whose wait has ended serves the next one.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.runtime.calls import PIECE_S
 
@@ -23,63 +24,56 @@ from lightning_resilience.runtime.calls import PIECE_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.ports import SharedStore
+    from lightning_resilience.ports import Clock, SharedStore
 
 
 __all__ = ["Bells"]
+
+_LONGEST_WAIT_S: Final = 600.0
 
 
 class _Helper:
     """One helper thread and its connection; serves one wait at a time."""
 
     def __init__(self, store: SharedStore) -> None:
-        self._store = store
+        self._watcher = store.watcher()
         self._asked = threading.Semaphore(0)
         self._answered = threading.Event()
-        self._request: tuple[str, float] | None = None
-        self._found = False
+        self._dismissed = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._serve, name="lightning-resilience-bells", daemon=True
-        )
-        self._thread.start()
+        self.key = ""
+        threading.Thread(target=self._serve, name="lightning-resilience-bells", daemon=True).start()
 
-    def ask(self, key: str, timeout_s: float) -> None:
-        self._answered.clear()
+    def ask(self, key: str) -> None:
+        self.key = key
         self._error = None
-        self._request = (key, timeout_s)
+        self._answered.clear()
         self._asked.release()
 
-    def has_answered(self) -> bool:
-        return self._answered.wait(PIECE_S)
+    def has_answered(self, *, within_s: float) -> bool:
+        return self._answered.wait(within_s)
 
-    def answer(self) -> bool:
+    def raise_error(self) -> None:
         if self._error is not None:
             raise self._error
-        return self._found
 
     def dismiss(self) -> None:
-        self._request = None
+        self._dismissed = True
+        self._watcher.close()
         self._asked.release()
 
     def _serve(self) -> None:
-        watcher: SharedStore | None = None
+        while self._asked.acquire() and not self._dismissed:
+            self._wait()
+            self._answered.set()
+
+    def _wait(self) -> None:
         try:
-            while True:
-                self._asked.acquire()
-                request = self._request
-                if request is None:
-                    return
-                try:
-                    watcher = watcher or self._store.watcher()
-                    self._found = watcher.wait_for(*request)
-                except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
-                    self._error = error
-                finally:
-                    self._answered.set()
-        finally:
-            if watcher is not None:
-                watcher.close()
+            # Bounded by dismissal: a wait that ends without the key is begun again.
+            while not (self._dismissed or self._watcher.wait_for(self.key, _LONGEST_WAIT_S)):
+                pass
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
+            self._error = error
 
 
 class Bells:
@@ -87,16 +81,17 @@ class Bells:
 
     Args:
         store: The store; its ``watcher()`` gives the helper its own connection.
+        clock: For the length of waits.
     """
 
-    def __init__(self, store: SharedStore) -> None:
+    def __init__(self, store: SharedStore, *, clock: Clock) -> None:
         self._store = store
-        self._helper: _Helper | None = None
+        self._clock = clock
+        self._waiting: _Helper | None = None
+        self._idle: _Helper | None = None
 
     def wait_for(self, key: str, timeout_s: float, *, check: Callable[[], None]) -> bool:
-        """Wait until ``key`` exists.
-
-        Bounded by the store's ``wait_for``, which ends after ``timeout_s``.
+        """Wait until ``key`` exists, at most ``timeout_s`` seconds.
 
         Args:
             key: The key.
@@ -109,20 +104,33 @@ class Bells:
         Raises:
             StoreUnavailableError: The store did not answer.
         """
-        helper = self._helper or _Helper(self._store)
-        self._helper = None  # Order: only a helper that has answered may be used again.
-        helper.ask(key, timeout_s)
-        try:
-            while not helper.has_answered():
-                check()
-        except BaseException:
-            helper.dismiss()
-            raise
-        self._helper = helper
-        return helper.answer()
+        ends_at_s = self._clock.now_s() + timeout_s
+        helper = self._helper_for(key)
+        while (remaining_s := ends_at_s - self._clock.now_s()) > 0:
+            if helper.has_answered(within_s=min(PIECE_S, remaining_s)):
+                break
+            check()
+        else:
+            return False
+        self._waiting, self._idle = None, helper
+        helper.raise_error()
+        return True
+
+    def _helper_for(self, key: str) -> _Helper:
+        if self._waiting is not None:
+            if self._waiting.key == key:
+                return self._waiting
+            if self._waiting.has_answered(within_s=0):
+                self._idle = self._waiting
+            else:
+                self._waiting.dismiss()
+        self._waiting, self._idle = self._idle or _Helper(self._store), None
+        self._waiting.ask(key)
+        return self._waiting
 
     def close(self) -> None:
         """Let the helper thread end. Idempotent."""
-        if self._helper is not None:
-            self._helper.dismiss()
-            self._helper = None
+        for helper in (self._waiting, self._idle):
+            if helper is not None:
+                helper.dismiss()
+        self._waiting = self._idle = None

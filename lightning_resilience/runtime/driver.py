@@ -132,7 +132,7 @@ class Driver:
         self._interrupt()
         bells: Bells | None = getattr(self._local, "bells", None)
         if bells is None:
-            bells = self._local.bells = Bells(self.store)
+            bells = self._local.bells = Bells(self.store, clock=self.clock)
         return bells.wait_for(effect.key, effect.timeout_s, check=self._interrupt)
 
     def _sleep(self, effect: fx.Sleep) -> None:

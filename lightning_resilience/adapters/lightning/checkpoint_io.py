@@ -34,7 +34,7 @@ __all__ = ["ForeignSave", "StagedSave"]
 
 
 class StagedSave:
-    """A save by our own pipeline.
+    """A save by our own pipeline, which marks its progress.
 
     Args:
         storage: Clients of storage.
@@ -42,6 +42,8 @@ class StagedSave:
         checkpoint: What is saved.
         nonce: Makes names for staged files.
     """
+
+    marks_progress = True
 
     def __init__(
         self, storage: Storage, url: str, checkpoint: object, *, nonce: Callable[[], str]
@@ -88,7 +90,7 @@ class StagedSave:
 
 
 class ForeignSave:
-    """A save by a user's own ``CheckpointIO``.
+    """A save by a user's own ``CheckpointIO``, which marks no progress.
 
     Args:
         storage: Clients of storage, to verify.
@@ -96,6 +98,8 @@ class ForeignSave:
         write: Saves the checkpoint.
         verify: Whether it must be there afterwards; not so where it is written later.
     """
+
+    marks_progress = False
 
     def __init__(
         self, storage: Storage, url: str, write: Callable[[], Any], *, verify: bool

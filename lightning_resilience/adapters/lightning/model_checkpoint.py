@@ -62,7 +62,9 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         patches.replace(callback, "on_exception", partial(_on_exception, callback.on_exception))
         if not is_model_checkpoint(callback):
             continue
-        patches.replace(callback, "setup", partial(_set_up, callback, callback.setup, session))
+        patches.replace(
+            callback, "setup", partial(_set_up, callback, callback.setup, session, patches)
+        )
         patches.replace(callback, "file_exists", partial(_file_exists, session))
         patches.replace(
             callback, "_link_checkpoint", partial(_link, type(callback)._link_checkpoint, session)
@@ -75,6 +77,7 @@ def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's argum
     callback: Any,
     inner: Callable[..., None],
     session: Session,
+    patches: Patches,
     trainer: Any,
     pl_module: Any,
     stage: str,
@@ -89,8 +92,11 @@ def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's argum
         vars(callback).pop(LIST_DIRECTORY, None)
         if before is not None:
             setattr(callback, LIST_DIRECTORY, before)
+    directory = os.fspath(callback.dirpath)
     if stage == "fit" and callback.save_top_k != 0:
-        _list(callback, session, os.fspath(callback.dirpath))
+        _list(callback, session, directory)
+    # What is left for it are calls of single ranks, such as to_yaml.
+    patches.replace(callback, "_fs", session.guarded_filesystem(directory))
 
 
 def _list(callback: Any, session: Session, directory: str) -> None:

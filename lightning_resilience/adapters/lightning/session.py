@@ -14,13 +14,15 @@ import platform
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished, CheckpointRemoved
 from lightning_resilience.core.joint import error_of, report_of, unavailable_error
+from lightning_resilience.core.outcome import operation_class
 from lightning_resilience.core.waiting import chunk_s
 from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.circuit import Circuit, begin, refresh
@@ -32,6 +34,8 @@ from lightning_resilience.protocols.probe import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.lightning.checkpoint_io import ForeignSave, StagedSave
     from lightning_resilience.adapters.storage import Storage
@@ -45,6 +49,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["BreakerReport", "Policy", "Session", "adopt_device"]
+
+T = TypeVar("T")
 
 # Rank 0 speaks at least this often while it waits; the promise is 30 s.
 _VOICE_S = 25.0
@@ -122,7 +128,11 @@ class Session:
             JointError: The same on every rank: the checkpoint is not there.
         """
         try:
-            result = self._joint("save", url, None if save is None else save.attempt)
+            if save is None:
+                result = self._joint("save", url, None)
+            else:
+                timeout_s = None if save.marks_progress else self._policy.retry.deadline_s
+                result = self._joint("save", url, save.attempt, timeout_s=timeout_s)
         finally:
             if save is not None:
                 save.close()
@@ -175,10 +185,10 @@ class Session:
         work: Callable[[CancelToken], Any] | None,
         *,
         kind: str = "write",
+        timeout_s: float | None = None,
     ) -> JointResult:
         self._seq += 1
         circuit = self._circuit(url, kind)
-        patience = self._patience(url, kind)
         joint = Joint(
             op=op,
             seq=self._seq,
@@ -187,24 +197,52 @@ class Session:
             subject=redacted(url),
             workers=(0,),
             circuit=circuit,
-            patience=patience,
+            patience=self._patience(url, kind),
             deadline_s=self._policy.retry.deadline_s,
         )
         part = None
         if self.member.rank == 0 and work is not None:
-            call = GuardedCall(
-                work=work,
-                operation=op,
-                target=redacted(url),
-                policy=self._policy.retry,
-                patience=patience,
-                rebuild=partial(self.storage.rebuild, url),
-                drop_caches=partial(self.storage.drop_caches, url),
-            )
-            part = self._part(circuit, call)
+            part = self._part(circuit, self._call(op, url, work, kind=kind, timeout_s=timeout_s))
         result = self.driver.run(perform(self.member, joint, part))
         self._raise(result)
         return result
+
+    def _call(
+        self,
+        op: str,
+        url: str,
+        work: Callable[[CancelToken], Any],
+        *,
+        kind: str,
+        timeout_s: float | None = None,
+    ) -> GuardedCall:
+        return GuardedCall(
+            work=work,
+            operation=op,
+            target=redacted(url),
+            policy=self._policy.retry,
+            patience=self._patience(url, kind),
+            timeout_s=timeout_s,
+            rebuild=partial(self.storage.rebuild, url),
+            drop_caches=partial(self.storage.drop_caches, url),
+        )
+
+    # Guarded, by this rank alone ------------------------------------------------------------------
+
+    def guarded_filesystem(self, url: str) -> AbstractFileSystem:
+        """Return a filesystem whose every operation is guarded, for callers that are not joint."""
+        fs = self.storage.place(url).fs
+        return guarded(fs, run=partial(self._run_operation, fs))
+
+    def _run_operation(  # noqa: PLR0917 - a partial of ours, called as a Runner
+        self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /
+    ) -> T:
+        url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))
+        kind = operation_class(operation)
+        call = self._call(operation, url, work, kind=kind)
+        done: Guarded = self.driver.run(guard(self._circuit(url, kind), call))
+        value: T = done.value
+        return value
 
     def _part(self, circuit: Circuit, call: GuardedCall) -> Part:
         def report(error: BaseException) -> Any:

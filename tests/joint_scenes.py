@@ -1,0 +1,78 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that save together, for the tests of joint operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.protocols.circuit import begin
+from lightning_resilience.protocols.joint import JointResult, Member, perform
+from tests.scenes import Dependency, circuit, guarded, joint, member, part, patience
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lightning_resilience.core.records import FinalRecord
+    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.joint import Part
+    from tests.scripted_driver import Task, World
+
+
+def saving(
+    dependency: Dependency,
+    who: Member,
+    *,
+    seqs: Sequence[int] = (1,),
+    run: Callable[[], Protocol[Any]] | None = None,
+    **options: Any,
+) -> Protocol[list[JointResult]]:
+    """One rank: begin, then one joint operation for each number."""
+    mine = circuit("host")
+    waiting = patience(dependency)
+    yield from begin(mine, new_incarnation=True)
+
+    def work() -> Protocol[Any]:
+        return (yield from guarded(mine, dependency)).value
+
+    results = []
+    for seq in seqs:
+        operation = joint(mine, waiting, **{"seq": seq, **options})
+        mine_to_do: Part | None = None
+        if who.rank in operation.workers:
+            mine_to_do = part(run or work, rank=who.rank)
+        results.append((yield from perform(who, operation, mine_to_do)))
+    return results
+
+
+def job(
+    world: World,
+    dependency: Dependency,
+    *,
+    ranks: int = 2,
+    members: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[Task]:
+    """All ranks of a job at the same joint operations."""
+    return [
+        world.spawn(
+            saving(dependency, member(rank, world_size=ranks, **(members or {})), **options),
+            name=rank,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def finals(tasks: Sequence[Task]) -> list[list[FinalRecord]]:
+    """The verdicts of each rank, in order."""
+    for task in tasks:
+        assert task.error is None, f"rank {task.name} raised {task.error!r}"
+    return [[result.final for result in task.result] for task in tasks]
+
+
+def one_verdict(tasks: Sequence[Task]) -> FinalRecord:
+    """The one verdict that all of these ranks reached at their one operation."""
+    verdicts = {final for each in finals(tasks) for final in each}
+    assert len(verdicts) == 1, verdicts
+    return verdicts.pop()

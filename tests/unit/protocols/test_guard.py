@@ -1,0 +1,475 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A guarded call: gate, attempt, report, and what follows."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lightning_resilience.core.events import (
+    AttemptFailed,
+    CallAbandoned,
+    RetriesExhausted,
+    RetryScheduled,
+)
+from lightning_resilience.core.outcome import with_user_classifier
+from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.errors import (
+    CallTimeoutError,
+    CircuitOpenError,
+    RetriesExhaustedError,
+)
+from lightning_resilience.protocols import effects as fx
+from lightning_resilience.protocols.circuit import begin
+from lightning_resilience.protocols.probe import Patience
+from tests.scenes import (
+    CONFIG,
+    DEPENDENCY,
+    POLICY,
+    Dependency,
+    circuit,
+    guarded,
+    patience,
+    put,
+    states,
+)
+from tests.scripted_driver import Fault, Interrupt, Task, World
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.protocols.effects import Effect
+
+
+FOREVER_S = 1e9
+
+
+@dataclass
+class RefusedError(Exception):
+    """A failure with the code that a storage library would put in it."""
+
+    code: str
+
+    @property
+    def response(self) -> dict[str, dict[str, str]]:
+        """Where botocore puts the code."""
+        return {"Error": {"Code": self.code}}
+
+
+def attempt(
+    *errors: BaseException,
+    world: World | None = None,
+    hosts: int = 100,
+    policy: RetryPolicy = POLICY,
+    **options: Any,
+) -> tuple[Task, Dependency]:
+    """Run a guarded call whose first attempts fail with ``errors``; the next one succeeds.
+
+    With so many hosts one host's failures do not trip the circuit.
+    """
+    world = world or World()
+    dependency = Dependency(world)
+    left = list(errors)
+
+    def work(token: Any) -> str:
+        dependency.call(token)
+        if left:
+            raise left.pop(0)
+        return "value"
+
+    task = world.spawn(
+        guarded(circuit(hosts=hosts), dependency, policy=policy, work=work, **options)
+    )
+    world.run()
+    return task, dependency
+
+
+def exhausted(task: Task) -> RetriesExhaustedError:
+    """The error with which the policy ended."""
+    assert isinstance(task.error, RetriesExhaustedError)
+    return task.error
+
+
+def test_a_call_that_succeeds_is_made_once() -> None:
+    """The value comes back, with one attempt and no event."""
+    task, dependency = attempt()
+
+    assert (task.result.value, task.result.attempts) == ("value", 1)
+    assert len(dependency.calls) == 1
+    assert task.events == []
+
+
+def test_a_closed_circuit_costs_a_call_no_store_operation() -> None:
+    """Under a fresh closed view neither the gate nor the report reaches for the store."""
+    world = World()
+    mine = circuit()
+    world.spawn(begin(mine, new_incarnation=True))
+    world.run()
+    task = world.spawn(guarded(mine, Dependency(world)))
+
+    world.run()
+
+    assert task.store_operations() == 0
+
+
+def test_a_transient_failure_is_retried() -> None:
+    """The third attempt succeeds; both failures and both delays were reported."""
+    task, _ = attempt(ConnectionResetError("1"), ConnectionResetError("2"))
+
+    assert task.result.attempts == 3
+    assert [event.attempt for event in task.emitted(AttemptFailed)] == [1, 2]
+    assert [event.attempt for event in task.emitted(RetryScheduled)] == [2, 3]
+
+
+def test_max_attempts_is_the_number_of_calls() -> None:
+    """Five attempts are five calls, the first included, and no sixth."""
+    errors = [ConnectionResetError(str(number)) for number in range(9)]
+
+    task, dependency = attempt(*errors)
+
+    error = exhausted(task)
+    assert len(dependency.calls) == error.attempts == POLICY.max_attempts
+    assert "max_attempts=5" in str(error)
+    assert error.__cause__ is errors[4]
+    (given_up,) = task.emitted(RetriesExhausted)
+    assert given_up.attempts == 5
+
+
+def test_a_permanent_failure_takes_exactly_one_attempt() -> None:
+    """Refused is refused: one call, the user's exception is the cause, and nothing is tripped."""
+    error = RefusedError("AccessDenied")
+
+    task, dependency = attempt(error)
+
+    assert len(dependency.calls) == 1
+    assert exhausted(task).__cause__ is error
+    assert exhausted(task).failure == "permanent"
+    assert task.emitted(RetryScheduled) == []
+
+
+def test_a_full_disk_is_not_hammered() -> None:
+    """No space left takes one attempt."""
+    task, dependency = attempt(OSError(errno.ENOSPC, "No space left on device"))
+
+    assert len(dependency.calls) == 1
+    assert exhausted(task).failure == "capacity"
+
+
+def test_unknown_failures_have_a_small_limit_of_their_own() -> None:
+    """What nobody knows may be a bug: two attempts, not five."""
+    task, dependency = attempt(*[ValueError("?") for _ in range(9)])
+
+    assert len(dependency.calls) == POLICY.unknown_max_attempts
+    assert exhausted(task).failure == "unknown"
+
+
+def test_unknown_failures_between_others_are_counted_together() -> None:
+    """The limit of unknown failures does not start anew after a transient one."""
+    task, dependency = attempt(ValueError("?"), ConnectionResetError("x"), ValueError("?"))
+
+    assert exhausted(task).failure == "unknown"
+    assert len(dependency.calls) == 3
+
+
+def test_expired_credentials_rebuild_the_client_once() -> None:
+    """The first refusal rebuilds the client, at once; the call then succeeds."""
+    rebuilt: list[int] = []
+
+    task, _ = attempt(RefusedError("ExpiredToken"), rebuild=lambda: rebuilt.append(1))
+
+    assert rebuilt == [1]
+    assert task.result.attempts == 2
+    assert task.emitted(RetryScheduled) == []
+
+
+def test_credentials_refused_twice_are_permanent() -> None:
+    """A fresh client that is refused as well ends the call."""
+    rebuilt: list[int] = []
+
+    task, dependency = attempt(
+        *[RefusedError("ExpiredToken") for _ in range(5)], rebuild=lambda: rebuilt.append(1)
+    )
+
+    assert (rebuilt, len(dependency.calls)) == ([1], 2)
+    assert exhausted(task).failure == "auth"
+
+
+def test_a_stale_cache_is_dropped_and_the_call_repeated_at_once() -> None:
+    """What was cached is out of date: drop it, no delay."""
+    dropped: list[int] = []
+    stale = type("FileExpired", (OSError,), {})
+
+    task, _ = attempt(stale("changed"), drop_caches=lambda: dropped.append(1))
+
+    assert dropped == [1]
+    assert task.result.attempts == 2
+    assert task.result.elapsed_s < 0.1
+
+
+def test_stale_answers_for_ever_end() -> None:
+    """Stale counts as an attempt, so an endless one is bounded."""
+    stale = type("FileExpired", (OSError,), {})
+
+    task, dependency = attempt(*[stale("changed") for _ in range(99)])
+
+    assert len(dependency.calls) == POLICY.max_attempts
+    assert exhausted(task).failure == "stale"
+
+
+def test_a_call_that_never_returns_is_abandoned() -> None:
+    """At the stall timeout the attempt is transient, its token is set, and the next one follows."""
+    world = World()
+    tokens = []
+
+    def work(token: Any) -> str:
+        tokens.append(token)
+        token.spend(FOREVER_S if len(tokens) == 1 else 0.1)
+        return "value"
+
+    task = world.spawn(guarded(circuit(), Dependency(world), work=work))
+    world.run(limit_s=200)
+
+    assert task.result.attempts == 2
+    assert [token.cancelled for token in tokens] == [True, False]
+    (failed,) = task.emitted(AttemptFailed)
+    (abandoned,) = task.emitted(CallAbandoned)
+    assert (failed.failure, abandoned.timeout_s) == ("transient", POLICY.stall_timeout_s)
+
+
+def test_hangs_trip_the_circuit() -> None:
+    """Calls that hang count against the dependency like calls that fail."""
+    world = World()
+    dependency = Dependency(world, lasts_s=FOREVER_S)
+    world.spawn(guarded(circuit(), dependency))
+    world.at(280.0, lambda: setattr(dependency, "lasts_s", 0.1))
+
+    world.run(limit_s=2000)
+
+    assert "open" in states(world)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_an_interruption_is_never_retried(error: BaseException) -> None:
+    """Ctrl-C inside the work passes through at once, as it is, and is no attempt that failed."""
+    task, dependency = attempt(error)
+
+    assert task.error is error
+    assert len(dependency.calls) == 1
+    assert task.emitted(AttemptFailed) == []
+
+
+@pytest.mark.parametrize("kind", [fx.Call, fx.Sleep, fx.WaitFor])
+def test_an_interruption_of_any_wait_passes(kind: type) -> None:
+    """Interrupted in a call, in a delay or on the bell: what was thrown in comes out."""
+    interruption = KeyboardInterrupt()
+
+    def fault(_task: Task, _index: int, effect: Effect) -> Fault | None:
+        return Interrupt(interruption) if isinstance(effect, kind) else None
+
+    world = World(fault=fault)
+    dependency = Dependency(world, heals_at_s=FOREVER_S)
+    task = world.spawn(guarded(circuit(), dependency))
+
+    world.run(limit_s=200)
+
+    assert task.error is interruption
+
+
+def test_an_outage_longer_than_all_attempts_is_survived() -> None:
+    """Attempts while the circuit is not closed do not count: ten minutes of outage fail no call."""
+    world = World()
+    dependency = Dependency(world, heals_at_s=600.0)
+    task = world.spawn(guarded(circuit(), dependency))
+
+    world.run(limit_s=1000)
+
+    assert task.error is None
+    assert len(dependency.calls) <= POLICY.max_attempts
+    assert task.ended_at_s == pytest.approx(600.0, abs=CONFIG.max_open_for_s + 10)
+
+
+def test_failures_while_recovering_do_not_count() -> None:
+    """Probes are answered but calls fail: each failed ramp opens again, and no limit is reached."""
+    world = World()
+    dependency = Dependency(world)
+    calls: list[float] = []
+
+    def work(token: Any) -> str:
+        calls.append(world.now_s)
+        token.spend(0.1)
+        if len(calls) < 12:
+            raise ConnectionResetError("x")
+        return "value"
+
+    task = world.spawn(guarded(circuit(), dependency, work=work))
+    world.run(limit_s=2000)
+
+    assert task.result.attempts == 12
+
+
+def test_an_attempt_that_ends_after_others_tripped_does_not_count() -> None:
+    """It began under a closed circuit and ended under an open one: the outage's business."""
+    world = World()
+    dependency = Dependency(world)
+    policy = RetryPolicy(max_attempts=1, unknown_max_attempts=1)
+    left = [1]
+
+    def work(token: Any) -> str:
+        token.spend(20.0)
+        if left:
+            left.pop()
+            raise ConnectionResetError("x")
+        return "value"
+
+    task = world.spawn(guarded(circuit(hosts=100), dependency, policy=policy, work=work))
+    world.at(10.0, lambda: put(world, state="open", epoch=2, generation=1))
+    world.run(limit_s=200)
+
+    assert task.error is None
+    assert task.result.attempts == 2
+
+
+def test_the_deadline_bounds_everything() -> None:
+    """A dependency that never heals ends the call at deadline_s, with the failure as the cause."""
+    world = World()
+    dependency = Dependency(world, heals_at_s=FOREVER_S)
+    task = world.spawn(guarded(circuit(), dependency))
+
+    world.run(limit_s=POLICY.deadline_s + 10)
+
+    assert isinstance(task.error, CircuitOpenError)
+    assert isinstance(task.error.__cause__, ConnectionResetError)
+    assert task.error.attempts == CONFIG.trip_failures
+    assert "reset by peer" in task.error.last_error
+
+
+def test_a_delay_past_the_deadline_is_not_begun() -> None:
+    """Where the next attempt would come too late, the call is given up now."""
+    policy = RetryPolicy(deadline_s=1.0, base_delay_s=30.0, max_delay_s=30.0)
+
+    task, dependency = attempt(*[ConnectionResetError("x") for _ in range(9)], policy=policy)
+
+    assert "deadline_s=1" in str(exhausted(task))
+    assert task.ended_at_s is not None
+    assert task.ended_at_s < 1.0 + 0.1
+    assert len(dependency.calls) < POLICY.max_attempts
+
+
+def test_retry_after_is_a_floor() -> None:
+    """Storage that asks to stay away for 20 s is left alone for 20 s, and then jitter is added."""
+    error = RefusedError("SlowDown")
+    error.retry_after_s = 20.0  # type: ignore[attr-defined]
+
+    task, dependency = attempt(error)
+
+    first, second = dependency.calls
+    assert 20.0 <= second - first <= 20.0 + POLICY.throttle_base_delay_s + 0.1
+    (scheduled,) = task.emitted(RetryScheduled)
+    assert scheduled.failure == "throttle"
+
+
+def test_delays_of_ranks_differ() -> None:
+    """Eight ranks that fail together come back at eight different times."""
+    world = World(seed=5)
+    dependency = Dependency(world, heals_at_s=0.5)
+    for name in range(8):
+        world.spawn(guarded(circuit(hosts=100), dependency), name=name)
+
+    world.run(limit_s=200)
+
+    retries = sorted(dependency.calls[8:])
+    assert len({round(instant, 3) for instant in retries}) == len(retries)
+
+
+def test_the_circuit_decides_when_to_come_back_not_the_backoff() -> None:
+    """An attempt that tripped the circuit is followed by the gate, without a delay before it."""
+    world = World()
+    dependency = Dependency(world, heals_at_s=5.0)
+    task = world.spawn(guarded(circuit(), dependency))
+
+    world.run(limit_s=100)
+
+    assert len(task.emitted(RetryScheduled)) == CONFIG.trip_failures - 1
+    assert task.error is None
+
+
+def test_who_may_not_wait_gets_the_failure_as_the_cause() -> None:
+    """With when_open="raise" the attempt that tripped the circuit is the cause of the refusal."""
+    world = World()
+    dependency = Dependency(world, heals_at_s=FOREVER_S)
+    waiting = patience(dependency, when_open="raise")
+    task = world.spawn(guarded(circuit(), dependency, waiting=waiting))
+
+    world.run(limit_s=100)
+
+    assert isinstance(task.error, CircuitOpenError)
+    assert task.error.attempts == CONFIG.trip_failures
+    assert isinstance(task.error.__cause__, ConnectionResetError)
+    assert len(dependency.calls) == CONFIG.trip_failures
+
+
+def test_the_error_says_what_happened_with_the_numbers() -> None:
+    """The text names operation, target, dependency, attempts, class and the last failure."""
+    task, _ = attempt(*[ConnectionResetError("reset by peer") for _ in range(9)])
+
+    text = str(exhausted(task))
+    for part in ("save", "a.ckpt", DEPENDENCY, "5 attempts", "transient", "reset by peer"):
+        assert part in text
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_requests_in_an_outage_are_bounded(ranks: int) -> None:
+    """What reaches an ill dependency after the trip is probes, whatever the number of ranks."""
+    world = World(seed=ranks)
+    dependency = Dependency(world, heals_at_s=400.0)
+    for name in range(ranks):
+        world.spawn(guarded(circuit(), dependency), name=name)
+
+    world.run(limit_s=1000)
+
+    during = [at for at in dependency.calls if 10.0 < at < 400.0]
+    assert len(during) <= 2 * ranks
+    assert len(dependency.probes) <= 12
+
+
+def test_a_timeout_of_the_work_itself_is_no_abandoned_call() -> None:
+    """A CallTimeoutError is reported as abandoned once, with its attempt."""
+    task, _ = attempt(CallTimeoutError("stalled"))
+
+    assert [event.attempt for event in task.emitted(CallAbandoned)] == [1]
+    assert task.result.attempts == 2
+
+
+def test_work_that_raises_stop_iteration_is_a_failure_like_others() -> None:
+    """StopIteration out of the work does not end the guard's own generator."""
+    task, _ = attempt(*[StopIteration("odd") for _ in range(9)])
+
+    assert exhausted(task).failure == "unknown"
+
+
+def test_a_rebuild_that_fails_is_not_hidden() -> None:
+    """What the rebuild raises comes out; the call is not made with the old client."""
+
+    def rebuild() -> None:
+        raise RuntimeError("no credentials helper")
+
+    task, dependency = attempt(RefusedError("ExpiredToken"), rebuild=rebuild)
+
+    assert isinstance(task.error, RuntimeError)
+    assert len(dependency.calls) == 1
+
+
+@pytest.mark.parametrize("judgement", ["permanent", "transient"])
+def test_the_classifier_of_the_caller_decides(judgement: str) -> None:
+    """A user's classifier turns an unknown failure into what it says."""
+    world = World()
+    classified = Patience(
+        probe=Dependency(world).probe, classify=with_user_classifier(lambda _exc: judgement)
+    )
+
+    task, _ = attempt(*[ValueError("?") for _ in range(9)], world=world, waiting=classified)
+
+    assert exhausted(task).failure == judgement

@@ -1,0 +1,639 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The blocking driver performs effects on real ports, and can always be interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lightning_resilience.core.events import Event, StoreLost, StoreReturned
+from lightning_resilience.errors import CallTimeoutError, StoreUnavailableError
+from lightning_resilience.protocols import effects as fx
+from lightning_resilience.runtime.driver import Driver
+from lightning_resilience.runtime.memory import MemoryStore
+from lightning_resilience.runtime.system import SystemClock, SystemDice
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lightning_resilience.ports import CancelToken, Clock, SharedStore
+    from lightning_resilience.protocols.effects import Effect, Protocol
+
+
+HANG_S = 10.0
+"""Bound of everything that waits for another thread."""
+
+PROMPT_S = 1.0
+"""What is interrupted ends within this time."""
+
+SIXTY_S = 60.0
+
+
+class Sink:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        """Keep it."""
+        self.events.append(event)
+
+
+class ManualClock:
+    """A clock that a test moves, and that knows how often it was looked at."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._looks = 0
+        self._looked = threading.Condition()
+
+    def now_s(self) -> float:
+        """The time that the test has set."""
+        with self._looked:
+            self._looks += 1
+            self._looked.notify_all()
+            return self._now_s
+
+    def sleep(self, duration_s: float) -> None:
+        """Move."""
+        self.advance(duration_s)
+
+    def advance(self, duration_s: float) -> None:
+        """Let time pass."""
+        with self._looked:
+            self._now_s += duration_s
+
+    def await_looks(self, number: int = 8) -> None:
+        """Wait until the clock was looked at so many times more: whole turns of the driver."""
+        with self._looked:
+            wanted = self._looks + number
+            assert self._looked.wait_for(lambda: self._looks >= wanted, HANG_S)
+
+
+class LostStore(MemoryStore):
+    """A store whose writes are not answered."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Fail."""
+        raise StoreUnavailableError(f"no answer to set of {key}, {len(value)} bytes")
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """A store of this process."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def make_driver(store: MemoryStore) -> Iterator[Callable[..., Driver]]:
+    """Make drivers on the store, and close them after the test."""
+    made: list[Driver] = []
+
+    def make(
+        *, clock: Clock | None = None, own_store: SharedStore | None = None, **options: Any
+    ) -> Driver:
+        driver = Driver(
+            store=own_store or store,
+            clock=clock or SystemClock(),
+            dice=SystemDice(),
+            sink=options.pop("sink", Sink()),
+            **options,
+        )
+        made.append(driver)
+        return driver
+
+    yield make
+
+    for driver in made:
+        driver.close()
+
+
+def one(effect: Effect) -> Protocol[Any]:
+    """A protocol of one effect."""
+    return (yield effect)
+
+
+def threads_named(name: str) -> list[threading.Thread]:
+    """Living threads of ours."""
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def await_end(threads: list[threading.Thread]) -> None:
+    """Wait until threads have ended."""
+    for thread in threads:
+        thread.join(HANG_S)
+        assert not thread.is_alive(), f"{thread.name} still runs"
+
+
+# --- effects ---------------------------------------------------------------------------------
+
+
+def test_store_effects_reach_the_store(
+    make_driver: Callable[..., Driver], store: MemoryStore
+) -> None:
+    """Each store effect is one operation of the store, and is sent its result."""
+    effects = (
+        fx.Set("a", b"1"),
+        fx.Get("a"),
+        fx.Get("none"),
+        fx.MultiGet(("a", "none")),
+        fx.CompareAndSet("a", b"1", b"2"),
+        fx.CompareAndSet("a", b"1", b"3"),
+        fx.Add("counter", 2),
+        fx.WaitFor("a", 1.0),
+        fx.WaitFor("none", 0.01),
+        fx.Delete("a"),
+        fx.Delete("a"),
+    )
+    driver = make_driver()
+
+    results = [driver.run(one(effect)) for effect in effects]
+
+    assert results == [
+        *(None, b"1", None, [b"1", None]),
+        *(b"2", b"2", 2, True, False, True, False),
+    ]
+    assert store.get("counter") == b"2"
+
+
+def test_time_and_chance_come_from_the_ports(make_driver: Callable[..., Driver]) -> None:
+    """Now, Sleep, Draw and Nonce are answered by clock and dice."""
+    clock = ManualClock()
+    clock.advance(7.0)
+
+    def protocol() -> Protocol[tuple[float, float, float, str, str]]:
+        before: float = yield fx.Now()
+        yield fx.Sleep(2.5)
+        return before, (yield fx.Now()), (yield fx.Draw()), (yield fx.Nonce()), (yield fx.Nonce())
+
+    before, after, draw, nonce, another = make_driver(clock=clock).run(protocol())
+
+    assert (before, after) == (7.0, 9.5)
+    assert 0.0 <= draw < 1.0
+    assert nonce != another
+
+
+def test_events_go_to_the_sink(make_driver: Callable[..., Driver]) -> None:
+    """Emit hands the event over as it is."""
+    sink = Sink()
+    event = StoreReturned(op="save", lost_for_s=3.0)
+
+    make_driver(sink=sink).run(one(fx.Emit(event)))
+
+    assert sink.events == [event]
+
+
+def test_what_a_protocol_returns_or_raises_comes_out(make_driver: Callable[..., Driver]) -> None:
+    """The driver adds nothing of its own to a protocol's end."""
+
+    def failing() -> Protocol[None]:
+        yield fx.Now()
+        raise ZeroDivisionError("mine")
+
+    driver = make_driver()
+
+    assert driver.run(one(fx.Call(lambda _token: "value"))) == "value"
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        driver.run(failing())
+
+
+def test_a_failure_is_thrown_into_the_protocol(make_driver: Callable[..., Driver]) -> None:
+    """A protocol may catch what an effect raised, and goes on."""
+
+    def protocol() -> Protocol[str]:
+        try:
+            yield fx.Set("a", b"1")
+        except StoreUnavailableError as error:
+            return str(error)
+        return "not thrown"
+
+    text = make_driver(own_store=LostStore()).run(protocol())
+
+    assert "no answer to set of a" in text
+
+
+# --- calls -----------------------------------------------------------------------------------
+
+
+def test_a_call_without_timeout_runs_in_the_callers_thread(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """Inline work is not moved to another thread."""
+    where = make_driver().run(one(fx.Call(lambda _token: threading.current_thread())))
+
+    assert where is threading.current_thread()
+
+
+def test_a_call_with_timeout_runs_in_a_daemon_thread(make_driver: Callable[..., Driver]) -> None:
+    """Work that may hang must not keep the process alive."""
+    where = make_driver().run(
+        one(fx.Call(lambda _token: threading.current_thread(), timeout_s=HANG_S))
+    )
+
+    assert where is not threading.current_thread()
+    assert where.daemon
+    await_end([where])
+
+
+@pytest.mark.parametrize("timeout_s", [None, HANG_S])
+def test_what_work_raises_is_thrown_in(
+    make_driver: Callable[..., Driver], timeout_s: float | None
+) -> None:
+    """The very exception object, with or without a thread, SystemExit included."""
+    for error in (ConnectionResetError("x"), SystemExit(3)):
+
+        def work(_token: CancelToken, error: BaseException = error) -> None:
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            make_driver().run(one(fx.Call(work, timeout_s=timeout_s)))
+
+        assert caught.value is error
+
+
+def test_a_call_that_hangs_is_abandoned(make_driver: Callable[..., Driver]) -> None:
+    """At the timeout the protocol goes on, the token is set, and the late result is discarded."""
+    release, tokens = threading.Event(), []
+
+    def work(token: CancelToken) -> str:
+        tokens.append(token)
+        assert release.wait(HANG_S)
+        return "too late"
+
+    def protocol() -> Protocol[str]:
+        try:
+            yield fx.Call(work, timeout_s=0.05)
+        except CallTimeoutError as error:
+            return str(error)
+        return "not abandoned"
+
+    text = make_driver().run(protocol())
+    running = threads_named("lightning-resilience-call")
+    still_cancelled = tokens[0].cancelled
+    release.set()
+
+    assert "no progress for 0.05 s" in text
+    assert "stall_timeout_s" in text
+    assert still_cancelled
+    with pytest.raises(CallTimeoutError):
+        tokens[0].raise_if_cancelled()
+    await_end(running)
+
+
+def test_work_that_ended_is_not_cancelled(make_driver: Callable[..., Driver]) -> None:
+    """A call that came back in time keeps a token that is not set."""
+    token = make_driver().run(one(fx.Call(lambda token: token, timeout_s=HANG_S)))
+
+    assert not token.cancelled
+    token.raise_if_cancelled()
+
+
+def test_progress_restarts_the_stall_timeout(make_driver: Callable[..., Driver]) -> None:
+    """Work of many timeouts that keeps saying that it moves is not abandoned."""
+    clock = ManualClock()
+
+    def work(token: CancelToken) -> str:
+        for _ in range(6):
+            token.progress()
+            clock.await_looks()
+            clock.advance(0.009)
+            clock.await_looks()
+        return "long"
+
+    result = make_driver(clock=clock).run(one(fx.Call(work, timeout_s=0.01)))
+
+    assert result == "long"
+    assert clock.now_s() > 5 * 0.01
+
+
+def test_without_progress_the_same_work_is_abandoned(make_driver: Callable[..., Driver]) -> None:
+    """The clock decides, from the last sign of progress."""
+    clock, over = ManualClock(), threading.Event()
+
+    def work(token: CancelToken) -> None:
+        token.progress()
+        clock.await_looks()
+        clock.advance(0.009)
+        clock.await_looks()
+        clock.advance(0.002)
+        assert over.wait(HANG_S)
+
+    with pytest.raises(CallTimeoutError):
+        make_driver(clock=clock).run(one(fx.Call(work, timeout_s=0.01)))
+    over.set()
+
+    await_end(threads_named("lightning-resilience-call"))
+
+
+def test_a_call_beats_while_it_runs(make_driver: Callable[..., Driver], store: MemoryStore) -> None:
+    """Every beat writes another value, from the waiting thread and at the interval."""
+    clock, seen = ManualClock(), []
+
+    def work(token: CancelToken) -> None:
+        for _ in range(3):
+            token.progress()
+            clock.await_looks()
+            clock.advance(0.008)
+            clock.await_looks()
+            seen.append(store.get("beat"))
+
+    make_driver(clock=clock).run(
+        one(fx.Call(work, timeout_s=0.01, beat=fx.Beat("beat", every_s=0.016)))
+    )
+
+    assert seen[0] is None
+    assert seen[1] is not None
+    assert seen[2] == seen[1]
+
+
+def test_a_beat_that_fails_does_not_end_the_work(make_driver: Callable[..., Driver]) -> None:
+    """The store is away during a call: the work ends well, and an event says so."""
+    clock, sink = ManualClock(), Sink()
+
+    def work(token: CancelToken) -> str:
+        for _ in range(3):
+            token.progress()
+            clock.await_looks()
+            clock.advance(0.009)
+            clock.await_looks()
+        return "done"
+
+    driver = make_driver(clock=clock, own_store=LostStore(), sink=sink)
+    result = driver.run(one(fx.Call(work, timeout_s=0.01, beat=fx.Beat("beat", every_s=0.005))))
+
+    assert result == "done"
+    assert {type(event) for event in sink.events} == {StoreLost}
+
+
+def test_what_belongs_to_the_thread_is_taken_over(make_driver: Callable[..., Driver]) -> None:
+    """``adopt`` is asked in the calling thread, and what it returns runs in the call's, first."""
+    order: list[tuple[str, threading.Thread]] = []
+
+    def adopt() -> Callable[[], None]:
+        order.append(("asked", threading.current_thread()))
+        return lambda: order.append(("adopted", threading.current_thread()))
+
+    def work(_token: CancelToken) -> None:
+        order.append(("worked", threading.current_thread()))
+
+    make_driver(adopt=adopt).run(one(fx.Call(work, timeout_s=HANG_S)))
+
+    assert [name for name, _ in order] == ["asked", "adopted", "worked"]
+    assert order[0][1] is threading.current_thread()
+    assert order[1][1] is order[2][1] is not threading.current_thread()
+
+
+# --- interruptions ---------------------------------------------------------------------------
+
+
+class StopRequested(BaseException):
+    """What an interrupt callback raises."""
+
+
+def waits(release: threading.Event) -> list[Effect]:
+    """Every effect that may last."""
+
+    def work(_token: CancelToken) -> None:
+        release.wait(HANG_S)
+
+    return [fx.Sleep(SIXTY_S), fx.WaitFor("never", SIXTY_S), fx.Call(work, timeout_s=SIXTY_S)]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["Sleep", "WaitFor", "Call"])
+def test_an_interrupt_callback_ends_any_wait(
+    make_driver: Callable[..., Driver], number: int
+) -> None:
+    """A flag set by a signal handler ends a sleep, a wait and a call in under a second."""
+    release, waiting = threading.Event(), threading.Event()
+    asked_at_s: list[float] = []
+    looks: list[int] = []
+
+    def interrupt() -> None:
+        looks.append(1)
+        if len(looks) > 1:
+            waiting.set()
+        if asked_at_s:
+            raise StopRequested
+
+    def ask() -> None:
+        assert waiting.wait(HANG_S)
+        asked_at_s.append(time.monotonic())
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+
+    with pytest.raises(StopRequested):
+        make_driver(interrupt=interrupt).run(one(waits(release)[number]))
+    took_s = time.monotonic() - asked_at_s[0]
+
+    assert took_s < PROMPT_S
+    release.set()
+    asker.join()
+    await_end(threads_named("lightning-resilience-call"))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["Sleep", "WaitFor", "Call"])
+def test_ctrl_c_ends_any_wait_and_last_words_are_spoken(
+    make_driver: Callable[..., Driver], store: MemoryStore, number: int
+) -> None:
+    """A real SIGINT reaches the protocol in under a second; it may still write to the store."""
+    release, waiting = threading.Event(), threading.Event()
+    sent_at_s: list[float] = []
+    caught_at_s: list[float] = []
+
+    def send() -> None:
+        assert waiting.wait(HANG_S)
+        sent_at_s.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def protocol() -> Protocol[None]:
+        try:
+            yield waits(release)[number]
+        except KeyboardInterrupt:
+            caught_at_s.append(time.monotonic())
+            yield fx.Set("last", b"words")
+            raise
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        make_driver(interrupt=waiting.set).run(protocol())
+
+    assert caught_at_s[0] - sent_at_s[0] < PROMPT_S
+    assert store.get("last") == b"words"
+    release.set()
+    sender.join()
+    await_end(threads_named("lightning-resilience-call"))
+
+
+def test_an_interrupted_call_finds_its_token_set(make_driver: Callable[..., Driver]) -> None:
+    """What was left behind by an interruption publishes nothing."""
+    release, tokens = threading.Event(), []
+
+    def work(token: CancelToken) -> None:
+        tokens.append(token)
+        release.wait(HANG_S)
+
+    def interrupt() -> None:
+        if tokens:
+            raise StopRequested
+
+    with pytest.raises(StopRequested):
+        make_driver(interrupt=interrupt).run(one(fx.Call(work, timeout_s=SIXTY_S)))
+
+    assert tokens[0].cancelled
+    release.set()
+    await_end(threads_named("lightning-resilience-call"))
+
+
+def test_a_pending_interruption_prevents_a_wait(make_driver: Callable[..., Driver]) -> None:
+    """A flag that is set already ends a wait before it begins: no work is started."""
+    started: list[int] = []
+
+    def interrupt() -> None:
+        raise StopRequested
+
+    for effect in (
+        fx.Sleep(0.0),
+        fx.WaitFor("never", SIXTY_S),
+        fx.Call(lambda _token: started.append(1), timeout_s=SIXTY_S),
+    ):
+        with pytest.raises(StopRequested):
+            make_driver(interrupt=interrupt).run(one(effect))
+
+    assert started == []
+
+
+# --- threads ---------------------------------------------------------------------------------
+
+
+def test_one_helper_serves_all_waits_of_a_thread(make_driver: Callable[..., Driver]) -> None:
+    """Connections are a cost: a hundred waits use one helper, and close ends it."""
+    driver = make_driver()
+    before = threads_named("lightning-resilience-bells")
+
+    for _ in range(100):
+        driver.run(one(fx.WaitFor("never", 0.0)))
+    helpers = [
+        thread for thread in threads_named("lightning-resilience-bells") if thread not in before
+    ]
+    driver.close()
+
+    assert len(helpers) == 1
+    await_end(helpers)
+
+
+def test_an_interrupted_wait_leaves_no_thread_behind(make_driver: Callable[..., Driver]) -> None:
+    """The helper of a wait that was left ends at once, not at the end of the wait."""
+    looks: list[int] = []
+
+    def interrupt() -> None:
+        looks.append(1)
+        if len(looks) > 1:
+            raise StopRequested
+
+    with pytest.raises(StopRequested):
+        make_driver(interrupt=interrupt).run(one(fx.WaitFor("never", 10 * SIXTY_S)))
+
+    await_end(threads_named("lightning-resilience-bells"))
+
+
+def test_after_an_interrupted_wait_the_next_one_is_answered(
+    make_driver: Callable[..., Driver], store: MemoryStore
+) -> None:
+    """A driver can be used again after an interruption."""
+    looks: list[int] = []
+
+    def interrupt() -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            raise StopRequested
+
+    driver = make_driver(interrupt=interrupt)
+    with pytest.raises(StopRequested):
+        driver.run(one(fx.WaitFor("bell", SIXTY_S)))
+    store.set("bell", b"1")
+
+    assert driver.run(one(fx.WaitFor("bell", SIXTY_S))) is True
+
+
+def test_a_thread_that_ends_takes_its_helper_with_it(make_driver: Callable[..., Driver]) -> None:
+    """Threads come and go, for example for asynchronous saves: none leaves a helper behind."""
+    driver = make_driver()
+    helpers: list[threading.Thread] = []
+
+    def use() -> None:
+        driver.run(one(fx.WaitFor("never", 0.0)))
+        helpers.extend(threads_named("lightning-resilience-bells"))
+
+    for _ in range(3):
+        user = threading.Thread(target=use)
+        user.start()
+        user.join()
+
+    await_end(helpers)
+
+
+def test_threads_wait_side_by_side(make_driver: Callable[..., Driver], store: MemoryStore) -> None:
+    """A thread on a long wait does not hold up another one's."""
+    driver = make_driver()
+    results: list[bool] = []
+    waiting = threading.Thread(
+        target=lambda: results.append(driver.run(one(fx.WaitFor("slow", HANG_S))))
+    )
+    waiting.start()
+
+    store.set("quick", b"1")
+    found = driver.run(one(fx.WaitFor("quick", HANG_S)))
+    store.set("slow", b"1")
+    waiting.join(HANG_S)
+
+    assert (found, results) == (True, [True])
+
+
+def test_a_wait_ends_when_the_key_appears(
+    make_driver: Callable[..., Driver], store: MemoryStore
+) -> None:
+    """A bell set by another thread wakes the waiter long before its timeout."""
+    waiting = threading.Event()
+
+    def ring() -> None:
+        assert waiting.wait(HANG_S)
+        store.set("bell", b"1")
+
+    ringer = threading.Thread(target=ring)
+    ringer.start()
+
+    found = make_driver(interrupt=waiting.set).run(one(fx.WaitFor("bell", SIXTY_S)))
+
+    assert found is True
+    ringer.join()
+
+
+def test_a_failing_wait_is_thrown_in_and_the_next_one_works(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """The helper hands on what the store raised, and lives on."""
+
+    class Flaky(MemoryStore):
+        failures = 1
+
+        def watcher(self) -> MemoryStore:
+            if Flaky.failures:
+                Flaky.failures -= 1
+                raise StoreUnavailableError("no watcher yet")
+            return super().watcher()
+
+    driver = make_driver(own_store=Flaky())
+
+    with pytest.raises(StoreUnavailableError, match="no watcher yet"):
+        driver.run(one(fx.WaitFor("never", 0.0)))
+    assert driver.run(one(fx.WaitFor("never", 0.0))) is False
