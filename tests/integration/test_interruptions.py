@@ -183,22 +183,3 @@ def rename_on_exception(trainer: Any) -> None:
         inner(*args)
 
     callback.on_exception = on_exception
-
-
-def test_a_second_ctrl_c_is_ignored_while_lightning_shuts_down(
-    start: Callable[..., Running],
-) -> None:
-    """Impatient users press it again; the first one has its effect all the same."""
-    running = start(OUTAGE, ranks=1)
-    running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
-
-    sent_at_s = interrupt(running, 0, signal.SIGINT)
-    running.until(
-        lambda: "Detected KeyboardInterrupt" in running.ranks[0].text()
-        or running.ranks[0].code is not None,
-        what="Lightning has noticed",
-    )
-    if running.ranks[0].code is None:
-        running.ranks[0].signal(signal.SIGINT)
-
-    left_as_lightning_does(running, 0, signal.SIGINT, sent_at_s=sent_at_s)
