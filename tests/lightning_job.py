@@ -25,6 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch
 import torch
 import torch.distributed as dist
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
     from tests.warm_python import Process, WarmPython
 
+
+# Here, because a spawned process imports this module and runs none of its functions first.
+faulty_filesystem.register()
 
 HANG_S = 60.0
 """No job of these tests takes nearly as long; longer than this is a hang."""
@@ -102,33 +106,51 @@ def make_callback(options: Mapping[str, Any]) -> ResilienceCallback:
     return ResilienceCallback(**{**options, **scaled})
 
 
-def make_model(home: str = "lightning.pytorch") -> Any:
-    """Make a model that uses each of the streams of chance that training uses."""
-    base = import_module(home).LightningModule
+class Steps:
+    """What a model does, for a ``LightningModule`` of either distribution to mix in."""
 
-    class Model(base):  # type: ignore[misc, valid-type] # one class per distribution
-        def __init__(self) -> None:
-            super().__init__()
+    layer: torch.nn.Module
+    log: Callable[..., None]
+
+    def configure_model(self) -> None:
+        """Make the layer once."""
+        if not hasattr(self, "layer"):
             self.layer = torch.nn.Linear(4, 2)
 
-        def training_step(self, batch: Any, _index: int) -> Any:
-            noise = torch.rand_like(batch[0])
-            loss = self.layer(batch[0] + noise).square().mean()
-            self.log("loss", loss, sync_dist=True)
-            return loss
+    def training_step(self, batch: Any, _index: int) -> Any:
+        """Train with noise, so that the stream of chance matters."""
+        loss = self.layer(batch[0] + torch.rand_like(batch[0])).square().mean()
+        self.log("loss", loss, sync_dist=True)
+        return loss
 
-        def validation_step(self, batch: Any, _index: int) -> Any:
-            return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self) -> Any:
+        """Train by plain descent."""
+        return torch.optim.SGD(self.layer.parameters(), lr=0.1)
 
-        test_step = validation_step
 
-        def predict_step(self, batch: Any, _index: int) -> Any:
-            return self.layer(batch[0])
+class Model(Steps, lightning.pytorch.LightningModule):
+    """The model, at a place where a spawned process finds it."""
 
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    return Model()
+class EvaluatedModel(Model):
+    """A model that can be validated, tested and asked as well."""
+
+    def validation_step(self, batch: Any, _index: int) -> Any:
+        """Validate, and test."""
+        return self.layer(batch[0]).square().mean()
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, _index: int) -> Any:
+        """Predict."""
+        return self.layer(batch[0])
+
+
+def make_model(home: str = "lightning.pytorch") -> Any:
+    """Make a model of a distribution."""
+    if home == "lightning.pytorch":
+        return Model()
+    return type("Model", (Steps, import_module(home).LightningModule), {})()
 
 
 def make_data(batches: int = 64) -> Any:
@@ -210,6 +232,12 @@ def handlers() -> list[Any]:
     return [signal.getsignal(number) for number in _HANDLED]
 
 
+def restore(before: list[Any]) -> None:
+    """Put the signal handlers back."""
+    for number, handler in zip(_HANDLED, before, strict=True):
+        signal.signal(number, handler)
+
+
 # One rank -----------------------------------------------------------------------------------------
 
 
@@ -218,7 +246,6 @@ def run_rank(job: Job, report: str) -> None:
     warnings.filterwarnings("ignore")
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
     logging.getLogger("lightning_resilience").setLevel(logging.DEBUG)
-    faulty_filesystem.register()
     torch.manual_seed(7)
     trainer = make_trainer(job)
     before = handlers()
