@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime needs from the world: five small protocols.
+"""What the runtime needs from the world: six small protocols.
 
 Core and protocols never see these; the driver turns effects into calls of them. Every
 implementation passes the abstract contract test of its port (``tests/contracts``).

@@ -1,26 +1,37 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents show is true: code runs, links lead somewhere, the option table is current.
+"""What the documents show is true: code runs, links lead somewhere, tables are those of the code.
 
 A fenced ``python`` block is run; the blocks of one page run one after the other in one process,
 in an empty folder. A block that cannot run alone has the word ``compile`` after its language, and
 must still compile.
+
+A table between ``<!-- name:begin -->`` and ``<!-- name:end -->`` is compared with the code.
 """
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import itertools
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from lightning_resilience import config
+import lightning_resilience
+from lightning_resilience import ResilienceCallback, config, errors
+from lightning_resilience.core import events, records
+from lightning_resilience.core.breaker import BreakerState
+from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, SEVERITY
+from lightning_resilience.protocols import effects
 
 
 if TYPE_CHECKING:
@@ -28,6 +39,10 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "lightning_resilience"
+README = ROOT / "README.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+REFERENCE = ROOT / "docs" / "reference.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 OPTIONS = re.compile(r"<!-- options:begin -->\n(.*?)\n?<!-- options:end -->", flags=re.DOTALL)
 
@@ -122,6 +137,159 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def test_the_readme_has_the_option_table_of_the_code() -> None:
     """The README's table is what ``lightning-resilience options`` prints."""
-    found = OPTIONS.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    found = OPTIONS.findall(README.read_text(encoding="utf-8"))
 
     assert found == [config.options_markdown()]
+
+
+# Tables of the code ---------------------------------------------------------------------------
+
+
+def table_of(page: Path, name: str) -> list[list[str]]:
+    """Return the cells of the table between the markers of ``name``, without its heading."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", text, flags=re.DOTALL)
+    assert len(found) == 1, f"{name_of(page)} has {len(found)} tables named {name}"
+    rows = [line for line in found[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[2:]]
+
+
+def names_in(cell: str) -> tuple[str, ...]:
+    """Return everything that a cell has in backticks."""
+    return tuple(re.findall(r"`([^`]+)`", cell))
+
+
+def column(page: Path, name: str) -> list[str]:
+    """Return the names in the first column of a table."""
+    return [names_in(row[0])[0] for row in table_of(page, name)]
+
+
+def fields_by_name(name: str) -> dict[str, tuple[str, ...]]:
+    """Return the names of the second column of a table of the reference, by those of the first."""
+    return {names_in(row[0])[0]: names_in(row[1]) for row in table_of(REFERENCE, name)}
+
+
+def docstring_of(path: Path) -> str:
+    """Return the docstring of a file."""
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
+def holds_code(path: Path) -> bool:
+    """Tell whether a file has more than a docstring."""
+    return len(ast.parse(path.read_text(encoding="utf-8")).body) > 1
+
+
+def test_the_reading_map_lists_the_files_of_the_package() -> None:
+    """Every file with code is in the reading map, with the first line of its docstring."""
+    expected = [
+        [
+            f"[`{name}`](../lightning_resilience/{name})",
+            docstring_of(path).splitlines()[0].replace("``", "`").rstrip("."),
+        ]
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in [path.relative_to(PACKAGE).as_posix()]
+        if holds_code(path)
+    ]
+
+    assert table_of(ARCHITECTURE, "files") == expected
+
+
+def test_the_architecture_lists_the_effects() -> None:
+    """Every effect that a protocol may yield is explained, in the order of their union."""
+    assert column(ARCHITECTURE, "effects") == [kind.__name__ for kind in get_args(effects.Effect)]
+
+
+def test_the_readme_lists_the_states_of_the_breaker() -> None:
+    """Every state of the breaker has its line."""
+    assert column(README, "states") == [state.value for state in BreakerState]
+
+
+def test_the_reference_lists_the_public_names() -> None:
+    """Every public name is listed, and nothing else."""
+    assert column(REFERENCE, "names") == lightning_resilience.__all__
+
+
+def test_the_reference_lists_the_arguments_of_the_callback() -> None:
+    """Every argument of the callback is listed with its default."""
+    parameters = inspect.signature(ResilienceCallback).parameters.values()
+
+    listed = [(names_in(row[0])[0], row[1]) for row in table_of(REFERENCE, "arguments")]
+
+    assert listed == [(parameter.name, str(parameter.default)) for parameter in parameters]
+
+
+def test_the_reference_lists_every_event_with_its_keys() -> None:
+    """Every event class is listed, with its fields in their order."""
+    kinds: list[type[Any]] = events.Event.__subclasses__()
+
+    assert fields_by_name("events") == {
+        kind.__name__: tuple(field.name for field in dataclasses.fields(kind)) for kind in kinds
+    }
+
+
+class Asked(dict[str, str]):
+    """An environment that remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Note the name."""
+        self.names.add(name)
+        return super().get(name, default)
+
+
+def test_the_reference_lists_the_environment_variables() -> None:
+    """Every variable that is read is listed, and nothing else."""
+    environ = Asked()
+
+    config.read_environment(environ)
+
+    listed = column(REFERENCE, "environment")
+    assert sorted(listed) == sorted(environ.names)
+
+
+def test_the_reference_lists_the_failure_classes() -> None:
+    """Every class is listed, most severe first, and whether the breaker counts it."""
+    listed = [(names_in(row[0])[0], row[1]) for row in table_of(REFERENCE, "failures")]
+
+    assert listed == [
+        (failure.value, "yes" if failure in COUNTS_FOR_BREAKER else "no") for failure in SEVERITY
+    ]
+
+
+def test_the_reference_lists_the_errors_with_their_bases() -> None:
+    """Every error class is listed with the classes that it is derived from."""
+    listed = fields_by_name("errors")
+
+    assert listed == {
+        name: tuple(base.__name__ for base in getattr(errors, name).__bases__)
+        for name in errors.__all__
+    }
+
+
+def test_the_reference_lists_the_keys_of_the_store() -> None:
+    """The keys are those that ``core.records`` lists, and those are the ones that are used."""
+    keys = column(REFERENCE, "keys")
+    of_records = re.findall(r"^``(lr/\S+)``", records.__doc__ or "", flags=re.MULTILINE)
+    used = {
+        part
+        for path in (PACKAGE / "protocols").glob("*.py")
+        for part in re.findall(r"\.joint\(\s*\"(\w+)\"", path.read_text(encoding="utf-8"))
+    }
+
+    assert keys == of_records
+    assert used <= {key.split("/")[3] for key in keys if "/i<inc>/" in key}
+
+
+def test_the_reference_lists_the_records_with_their_fields() -> None:
+    """Every record is listed, with its fields in their order."""
+    values = [getattr(records, name) for name in records.__all__]
+    kinds = [
+        value
+        for value in values
+        if isinstance(value, type) and issubclass(value, msgspec.Struct) and value != records.Keys
+    ]
+
+    assert fields_by_name("records") == {kind.__name__: kind.__struct_fields__ for kind in kinds}

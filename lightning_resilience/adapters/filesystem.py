@@ -16,7 +16,8 @@ What differs from a plain filesystem:
   be told. Plain fsspec says False to any error.
 * ``open`` for writing gives a staged file. It is published when closed, by the guard, under the
   operation ``put_file``; an error inside its ``with`` block discards it, and so does losing it
-  without ``close``. Plain fsspec publishes what was written up to the error.
+  without ``close``. Plain fsspec publishes what was written up to the error. Writing to the staged
+  file itself is not guarded: half of a stream cannot be repeated.
 * Appending, updating and exclusive creation cannot be staged without reading the target first, so
   they are passed on: guarded once, under ``write``, when the file is opened. Writing with
   ``compression`` is refused, since fsspec's compressor does not close the file beneath it.
@@ -48,6 +49,7 @@ from lightning_resilience.adapters.private_filesystem import (
     dependency_name,
     private_filesystem,
     private_instance,
+    renew_client,
 )
 from lightning_resilience.adapters.staged_file import StagedFile, StagedText
 from lightning_resilience.adapters.staging import Staged, spool_directory
@@ -67,6 +69,7 @@ __all__ = [
     "dependency_name",
     "guarded",
     "private_filesystem",
+    "renew_client",
     "set_default_runner",
 ]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
-__all__ = ["dependency_name", "private_filesystem", "private_instance"]
+__all__ = ["dependency_name", "private_filesystem", "private_instance", "renew_client"]
 
 # gcsfs has no option for the number of its attempts; these are what its decorator repeats.
 _GCSFS_RETRIED = ("_request", "_get_file_request", "_get_file_concurrent")
@@ -62,6 +62,31 @@ def private_instance(
     if "gs" in names:
         _undecorate(fs)
     return fs
+
+
+def renew_client(fs: AbstractFileSystem) -> bool:
+    """Make a filesystem read its credentials anew and forget every listing.
+
+    For failures of class ``auth``: long runs outlive temporary credentials, and the client keeps
+    those that it was made with although fresh ones are there.
+
+    Args:
+        fs: A private filesystem, not one from fsspec's cache: others may be using that.
+
+    Returns:
+        False where this kind of filesystem has no way to renew its client.
+
+    Raises:
+        Exception: What the library raised when it made the new client.
+    """
+    fs.invalidate_cache()
+    if "s3" in protocols(fs):
+        fs.connect(refresh=True)
+        return True
+    if "gs" in protocols(fs):
+        fs.credentials.connect(method=fs.credentials.token)
+        return True
+    return False
 
 
 def _one_request(config_kwargs: Mapping[str, Any]) -> dict[str, Any]:

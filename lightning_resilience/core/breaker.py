@@ -11,8 +11,8 @@ that by compare-and-set from the exact bytes that were read.
 
                 votes of ≥ quorum distinct hosts
      CLOSED ───────────────────────────────────────▶ OPEN
-       ▲                                              │  unchanged for open_s, by an observer's
-       │ limit reaches max_concurrent                 ▼  own clock: it claims the probe
+       ▲                                              │  an observer has seen it unchanged
+       │ limit reaches max_concurrent                 ▼  for open_s and claims the probe
    RECOVERING ◀──── the probe succeeds ──────── HALF_OPEN ◀─┐ unchanged for probe_lease_s:
        │                                              │     │ another takes over, in a new epoch
        │                                              └─────┘

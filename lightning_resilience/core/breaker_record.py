@@ -42,6 +42,7 @@ HISTORY_LENGTH: Final = 32
 """How many transitions a record remembers."""
 
 _MOST_VOTES: Final = 8
+_ROUNDING: Final = 1e-12
 
 
 class BreakerState(str, enum.Enum):
@@ -114,7 +115,9 @@ def quorum(hosts: int, *, fraction: float) -> int:
         ``min(hosts, max(2, min(ceil(fraction · hosts), 8)))``: never one host of several, and never
         so many that the trip takes long.
     """
-    return min(hosts, max(2, min(math.ceil(fraction * hosts), _MOST_VOTES)))
+    # 0.14 · 50 is 7.000000000000001 in floats, and its quorum is 7.
+    share = math.ceil(fraction * hosts * (1 - _ROUNDING))
+    return min(hosts, max(2, min(share, _MOST_VOTES)))
 
 
 def initial(config: BreakerConfig, *, store_id: str, writer: str) -> BreakerRecord:

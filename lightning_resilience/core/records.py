@@ -25,7 +25,7 @@ key                                         value
 ``lr/<run>/i<inc>/count/<seq>``             counter of outcomes, a hint
 ``lr/<run>/i<inc>/final/<seq>``             ``FinalRecord``, write-once: the verdict
 ``lr/<run>/i<inc>/done/<seq>``              bell: the verdict is there
-``lr/<run>/i<inc>/rounds/<seq>``            number of gate rounds after the first, for the clean-up
+``lr/<run>/i<inc>/cleaned/0``               number of the first operation whose keys are still there
 ==========================================  =======================================================
 """
 

@@ -49,7 +49,7 @@ def record_failure(window: Window, *, now_s: float, window_s: float) -> Window:
     Returns:
         The window after it. A failure after a gap longer than ``window_s`` starts anew.
     """
-    stale = window.failures > 0 and now_s - window.last_failure_at_s > window_s
+    stale = now_s - window.last_failure_at_s > window_s
     return replace(
         window,
         failures=1 if stale else window.failures + 1,

@@ -234,7 +234,7 @@ class Session:
         fs = self.storage.place(url).fs
         return guarded(fs, run=partial(self._run_operation, fs))
 
-    def _run_operation(
+    def _run_operation(  # noqa: PLR0917 - a partial of ours, called as a Runner
         self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /
     ) -> T:
         url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))

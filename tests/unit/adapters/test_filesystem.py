@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 World: TypeAlias = tuple[Any, str]
-MemoryBase: Any = MemoryFileSystem
 
 
 class RecordingRunner:
@@ -281,7 +280,7 @@ def test_a_publication_that_fails_is_repeated_from_the_staged_file(tmp_path: Pat
     """The guard calls again, and what was written is still there."""
     failures = [OSError(5, "first"), OSError(5, "second")]
 
-    class Flaky(MemoryBase):
+    class Flaky(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
         def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
             if failures:
                 raise failures.pop()
@@ -300,7 +299,7 @@ def test_a_publication_that_fails_is_repeated_from_the_staged_file(tmp_path: Pat
 def test_a_publication_that_is_given_up_raises_and_leaves_nothing(tmp_path: Path) -> None:
     """``close`` raises what the guard raised."""
 
-    class Broken(MemoryBase):
+    class Broken(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
         def pipe_file(self, *_: Any, **__: Any) -> None:
             raise OSError(5, "always")
 
@@ -319,7 +318,7 @@ def test_a_publication_that_is_given_up_raises_and_leaves_nothing(tmp_path: Path
 def test_a_publication_is_believed_only_with_the_right_length(tmp_path: Path) -> None:
     """Storage that loses bytes without an error is found out (C18)."""
 
-    class Lossy(MemoryBase):
+    class Lossy(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
         def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
             super().pipe_file(path, value[:-1], **kwargs)
 
@@ -354,7 +353,7 @@ def test_writing_with_compression_is_refused(world: World) -> None:
 def test_exists_raises_where_it_cannot_be_told() -> None:
     """Plain fsspec says False to any error, and training would start from scratch (C28)."""
 
-    class Unreachable(MemoryBase):
+    class Unreachable(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
         def info(self, *_: Any, **__: Any) -> dict[str, Any]:
             raise ConnectionResetError(104, "reset")
 

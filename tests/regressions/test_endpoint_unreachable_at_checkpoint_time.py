@@ -1,0 +1,50 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""C19: the endpoint could not be reached, and the error was no OSError."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lightning_resilience.adapters.object_store import FsspecObjectStore
+from lightning_resilience.adapters.private_filesystem import private_filesystem
+from lightning_resilience.core.outcome import FailureClass, classify
+from tests.s3_server import S3Server
+from tests.tokens import RecordingToken
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+pytest.importorskip("s3fs")
+
+
+def closed_port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def test_an_endpoint_that_refuses_is_transient(tmp_path: Path) -> None:
+    """Writing, looking and removing all fail as an outage, none as an absent object."""
+    server = S3Server(url=f"http://127.0.0.1:{closed_port()}")
+    fs, path = private_filesystem("s3://bucket/x.ckpt", server.storage_options)
+    store = FsspecObjectStore(fs, spool_directory=str(tmp_path))
+    (tmp_path / "staged").write_bytes(b"x")
+
+    for call in (
+        lambda: store.publish(str(tmp_path / "staged"), path, RecordingToken()),
+        lambda: store.size(path),
+        lambda: store.remove(path),
+    ):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - that it is no OSError is the case
+            call()
+        assert not isinstance(caught.value, OSError)
+        assert classify(caught.value).failure is FailureClass.TRANSIENT
+        assert classify(caught.value, reading=True).counts
