@@ -42,13 +42,17 @@ class _Helper:
         self._dismissed = False
         self._error: BaseException | None = None
         self.key = ""
-        threading.Thread(target=self._serve, name="lightning-resilience-bells", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._serve, name="lightning-resilience-bells", daemon=True
+        )
 
     def ask(self, key: str) -> None:
         self.key = key
         self._error = None
         self._answered.clear()
         self._asked.release()
+        if self._thread.ident is None:
+            self._thread.start()
 
     def has_answered(self, *, within_s: float) -> bool:
         return self._answered.wait(within_s)
@@ -124,9 +128,16 @@ class Bells:
                 self._idle = self._waiting
             else:
                 self._waiting.dismiss()
-        self._waiting, self._idle = self._idle or _Helper(self._store), None
-        self._waiting.ask(key)
-        return self._waiting
+        helper = self._idle or _Helper(self._store)
+        self._waiting = self._idle = None
+        try:
+            helper.ask(key)
+        except BaseException:
+            # Interrupted while its thread was starting: nobody else would ever end it.
+            helper.dismiss()
+            raise
+        self._waiting = helper
+        return helper
 
     def close(self) -> None:
         """Let the helper thread end. Idempotent."""
@@ -134,3 +145,7 @@ class Bells:
             if helper is not None:
                 helper.dismiss()
         self._waiting = self._idle = None
+
+    def __del__(self) -> None:
+        # A thread that ends takes its bells with it, and nobody else knows of their helper.
+        self.close()

@@ -5,8 +5,8 @@
 A call to storage may never return: no exception, no progress, every accelerator idle. Python cannot
 stop a thread, so a call that may hang runs in a daemon thread of its own, and its caller waits for
 the end *or for the next sign of progress*. When neither comes for the timeout, the cancel token is
-set and the call is left
-behind: its result is discarded, and it checks the token before it publishes anything.
+set and the call is left behind: its result is discarded, and it checks the token before it
+publishes anything.
 
 The caller waits in short pieces, because a lock's ``acquire`` in the main thread delays Python's
 signal handlers only until the piece ends, and so an interruption takes effect within ``PIECE_S``.
@@ -39,6 +39,10 @@ class Token:
         self.cancelled = False
         self.marks = 0
 
+    def abandon(self) -> None:
+        """Leave the call behind: it finds its token set, and nobody looks at its result."""
+        self.cancelled = True
+
     def progress(self) -> None:
         """Count a mark of progress."""
         self.marks += 1
@@ -55,15 +59,22 @@ class RunningCall:
 
     Args:
         work: The foreign code.
+        token: Its cancel token. The caller's, so that a call is abandoned also where the caller is
+            interrupted while the thread is starting.
         clock: For the stall timeout.
         adopt: Runs in the new thread before the work, to take over what belongs to a thread (for
             example the current CUDA device).
     """
 
     def __init__(
-        self, work: Callable[[CancelToken], Any], *, clock: Clock, adopt: Callable[[], None]
+        self,
+        work: Callable[[CancelToken], Any],
+        *,
+        token: Token,
+        clock: Clock,
+        adopt: Callable[[], None],
     ) -> None:
-        self.token = Token()
+        self.token = token
         self._clock = clock
         self._ended = threading.Event()
         self._value: Any = None
@@ -94,10 +105,6 @@ class RunningCall:
             self._marks = self.token.marks
             self._moved_at_s = self._clock.now_s()
         return self._clock.now_s() - self._moved_at_s
-
-    def abandon(self) -> None:
-        """Leave the call behind: it finds its token set, and nobody looks at its result."""
-        self.token.cancelled = True
 
     def result(self) -> Any:  # noqa: ANN401 - whatever the work returns
         """Return what the work returned, or raise what it raised."""

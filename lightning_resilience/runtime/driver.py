@@ -146,16 +146,21 @@ class Driver:
         if effect.timeout_s is None:
             return effect.work(Token())
         self._interrupt()
-        call = RunningCall(effect.work, clock=self.clock, adopt=self._adopt())
-        beaten_at_s = self.clock.now_s()
+        token = Token()
         try:
-            while not call.has_ended(within_s=min(PIECE_S, effect.timeout_s)):
-                self._interrupt()
-                _raise_if_stalled(call, effect.timeout_s)
-                beaten_at_s = self._beat(effect.beat, beaten_at_s)
+            return self._run_call(effect, effect.timeout_s, token)
         except BaseException:
-            call.abandon()
+            # Also where it was interrupted before it had really begun.
+            token.abandon()
             raise
+
+    def _run_call(self, effect: fx.Call, timeout_s: float, token: Token) -> Any:  # noqa: ANN401 - as above
+        call = RunningCall(effect.work, token=token, clock=self.clock, adopt=self._adopt())
+        beaten_at_s = self.clock.now_s()
+        while not call.has_ended(within_s=min(PIECE_S, timeout_s)):
+            self._interrupt()
+            _raise_if_stalled(call, timeout_s)
+            beaten_at_s = self._beat(effect.beat, beaten_at_s)
         return call.result()
 
     def _beat(self, beat: fx.Beat | None, beaten_at_s: float) -> float:

@@ -462,10 +462,17 @@ def test_ctrl_c_ends_any_wait_and_last_words_are_spoken(
             yield fx.Set("last", b"words")
             raise
 
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) > 1:
+            waiting.set()
+
     sender = threading.Thread(target=send)
     sender.start()
     with pytest.raises(KeyboardInterrupt):
-        make_driver(interrupt=waiting.set).run(protocol())
+        make_driver(interrupt=look).run(protocol())
 
     assert caught_at_s[0] - sent_at_s[0] < PROMPT_S
     assert store.get("last") == b"words"
@@ -492,6 +499,34 @@ def test_an_interrupted_call_finds_its_token_set(make_driver: Callable[..., Driv
     assert tokens[0].cancelled
     release.set()
     await_end(threads_named("lightning-resilience-call"))
+
+
+def test_a_call_interrupted_as_it_begins_finds_its_token_set(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """Ctrl-C between the start of the thread and the first wait leaves no call that publishes."""
+    started, tokens = threading.Event(), []
+
+    class Interrupting(ManualClock):
+        def now_s(self) -> float:
+            if threading.current_thread() is threading.main_thread() and looks_after_start():
+                raise KeyboardInterrupt
+            return super().now_s()
+
+    def looks_after_start() -> bool:
+        return bool(threads_named("lightning-resilience-call"))
+
+    def work(token: CancelToken) -> None:
+        tokens.append(token)
+        started.wait(HANG_S)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_driver(clock=Interrupting()).run(one(fx.Call(work, timeout_s=SIXTY_S)))
+    running = threads_named("lightning-resilience-call")
+    started.set()
+
+    await_end(running)
+    assert [token.cancelled for token in tokens] == [True]
 
 
 def test_a_pending_interruption_prevents_a_wait(make_driver: Callable[..., Driver]) -> None:
@@ -531,8 +566,8 @@ def test_one_helper_serves_all_waits_of_a_thread(make_driver: Callable[..., Driv
     await_end(helpers)
 
 
-def test_an_interrupted_wait_leaves_no_thread_behind(make_driver: Callable[..., Driver]) -> None:
-    """The helper of a wait that was left ends at once, not at the end of the wait."""
+def test_close_ends_a_wait_that_was_left(make_driver: Callable[..., Driver]) -> None:
+    """The helper of a wait that was interrupted ends with the driver, not minutes later."""
     looks: list[int] = []
 
     def interrupt() -> None:
@@ -540,8 +575,10 @@ def test_an_interrupted_wait_leaves_no_thread_behind(make_driver: Callable[..., 
         if len(looks) > 1:
             raise StopRequested
 
+    driver = make_driver(interrupt=interrupt)
     with pytest.raises(StopRequested):
-        make_driver(interrupt=interrupt).run(one(fx.WaitFor("never", 10 * SIXTY_S)))
+        driver.run(one(fx.WaitFor("never", 10 * SIXTY_S)))
+    driver.close()
 
     await_end(threads_named("lightning-resilience-bells"))
 
