@@ -24,9 +24,10 @@ from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lightning_resilience import ConfigError, JointError, ResilienceCallback
-from tests import faulty_filesystem, lightning_job
+from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import EvaluatedModel, Job, make_callback, make_data, make_model, make_trainer, patched
+from tests.single_rank import fit, names
 
 
 if TYPE_CHECKING:
@@ -38,43 +39,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration]
 
 
-@pytest.fixture(autouse=True)
-def _spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep staged files, and files of Lightning, in the test's own folder."""
-    monkeypatch.setenv("LIGHTNING_RESILIENCE_SPOOL_DIR", str(tmp_path / "spool"))
-    (tmp_path / "spool").mkdir()
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path, spool: Path) -> Job:
     """A job of one rank that saves to a local folder."""
+    assert spool.exists()
     return Job(folder=str(tmp_path / "checkpoints"), ranks=1)
-
-
-@pytest.fixture
-def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
-    """Make a job of one rank on storage with these faults."""
-
-    def make(*rules: Rule, **options: Any) -> Job:
-        plan = FaultPlan.write(tmp_path / "plan", *rules)
-        monkeypatch.setenv(faulty_filesystem.VARIABLE, str(plan.folder))
-        return Job(folder=f"faulty://{tmp_path}/checkpoints", ranks=1, **options)
-
-    return make
-
-
-def fit(job: Job) -> Any:
-    """Train; return the Trainer."""
-    trainer = make_trainer(job)
-    trainer.fit(make_model(), make_data())
-    return trainer
-
-
-def names(job: Job) -> list[str]:
-    """Return the names of the files that are there."""
-    folder = Path(job.folder.removeprefix("faulty://"))
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 class Spy(Callback):
