@@ -293,20 +293,6 @@ def test_an_abandoned_call_does_not_publish_later(start: Callable[..., Running])
     assert running.names() == []
 
 
-def test_a_slow_save_longer_than_the_group_timeout_succeeds(start: Callable[..., Running]) -> None:
-    """A save that makes progress may last longer than the group's and the stall timeout."""
-    running = start(
-        Rule(operations=("put_file",), slow_s=0.8, last=1), options={"retry": {"stall_timeout_s": 3}}
-    )
-
-    succeeded(running)
-
-    calls = running.plan.calls("put_file", "info")
-    assert calls[2]["at_s"] - calls[1]["at_s"] > running.job.group_timeout_s
-    assert len(running.plan.calls("put_file")) == 2
-    assert running.names() == running.job.expected
-
-
 # Restarts -----------------------------------------------------------------------------------------
 
 
