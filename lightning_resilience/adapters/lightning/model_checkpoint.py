@@ -106,7 +106,8 @@ def _list(callback: Any, session: Session, directory: str) -> None:
         getattr(callback, LIST_DIRECTORY)(directory)
 
     try:
-        session.on_rank_zero("list", directory, work, kind="read")
+        # With the slash it is a folder, and a probe asks for it and not for what is above it.
+        session.on_rank_zero("list", f"{directory.rstrip('/')}/", work, kind="read")
     except JointError as error:
         if error.outcome != FailureClass.PERMANENT.value:
             raise
