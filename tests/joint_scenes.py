@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.protocols.circuit import begin
+from lightning_resilience.protocols.effects import Sleep
 from lightning_resilience.protocols.joint import JointResult, Member, perform
 from tests.scenes import Dependency, circuit, guarded, joint, member, part, patience
 
@@ -26,12 +27,14 @@ def saving(
     *,
     seqs: Sequence[int] = (1,),
     run: Callable[[], Protocol[Any]] | None = None,
+    trains_s: float = 0.0,
     **options: Any,
 ) -> Protocol[list[JointResult]]:
-    """One rank: begin, then one joint operation for each number."""
+    """One rank: begin, train for a while, then one joint operation for each number."""
     mine = circuit("host")
     waiting = patience(dependency)
     yield from begin(mine, new_incarnation=True)
+    yield Sleep(trains_s)
 
     def work() -> Protocol[Any]:
         return (yield from guarded(mine, dependency)).value

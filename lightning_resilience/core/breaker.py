@@ -86,6 +86,7 @@ from lightning_resilience.errors import InvalidTransitionError
 __all__ = [
     "HISTORY_LENGTH",
     "LEGAL",
+    "PASSING",
     "TABLE",
     "AttemptFailed",
     "AttemptSucceeded",

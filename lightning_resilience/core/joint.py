@@ -39,6 +39,7 @@ from lightning_resilience.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lightning_resilience.core.breaker_config import BreakerConfig
     from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.records import BreakerRecord, GateRecord
 
@@ -51,6 +52,7 @@ __all__ = [
     "decide_final",
     "decide_gate",
     "error_of",
+    "gate_wait_s",
     "report_of",
     "unavailable_error",
 ]
@@ -128,7 +130,9 @@ class GateDecision:
     reason: str
 
 
-def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = "") -> GateDecision:
+def decide_gate(
+    record: BreakerRecord | None, *, on_outage: str, expired: str = "", inherited: bool = False
+) -> GateDecision:
     """Decide a round of the gate.
 
     PROCEED may rest on an old view, because the work is guarded all the same; ``FAIL`` needs a
@@ -138,6 +142,9 @@ def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = 
         record: The breaker's record, or None where the operation has no shared dependency.
         on_outage: ``wait`` or ``fail``.
         expired: Why the caller will not wait any longer, empty while it will.
+        inherited: Whether the circuit was open already when this process first looked: it was
+            tripped by an earlier start of the job, and may be well by now. Then ``fail`` waits for
+            one probe, or a job that is restarted would be refused for ever.
 
     Returns:
         The verdict for all ranks.
@@ -147,13 +154,28 @@ def decide_gate(record: BreakerRecord | None, *, on_outage: str, expired: str = 
     why = f"the circuit is {record.state} since epoch {record.epoch}: {record.reason}"
     if expired:
         return GateDecision(verdict=GateVerdict.FAIL, reason=expired)
-    if on_outage == "fail":
+    forced = record.state == BreakerState.FORCED_OPEN.value
+    if on_outage == "fail" and (forced or not inherited):
         return GateDecision(verdict=GateVerdict.FAIL, reason=why)
-    if record.state == BreakerState.FORCED_OPEN.value:
-        return GateDecision(
-            verdict=GateVerdict.WAIT, reason=f"{why}; an operator has to release it"
-        )
+    if forced:
+        why = f"{why}; an operator has to release it"
     return GateDecision(verdict=GateVerdict.WAIT, reason=why)
+
+
+def gate_wait_s(
+    record: BreakerRecord, config: BreakerConfig, *, on_outage: str, deadline_s: float
+) -> float:
+    """Return how long all ranks may wait at a gate, in seconds.
+
+    Args:
+        record: The breaker's record.
+        config: The breaker's configuration.
+        on_outage: ``wait`` waits for ``deadline_s``, ``fail`` for one probe.
+        deadline_s: The operation's deadline, in seconds.
+    """
+    if on_outage == "fail":
+        return min(deadline_s, record.open_s + config.probe_lease_s)
+    return deadline_s
 
 
 def report_of(error: BaseException, *, rank: int, outcome: Outcome) -> OutcomeRecord:
@@ -234,7 +256,7 @@ _ADVICE = {
     FailureClass.LOST: "Look at that rank's log first: it hung, died, or never came.",
 }
 _ADVICE_OTHERWISE = (
-    "The storage was ill for longer than the policy allows; see deadline_s and on_outage."
+    "The storage is ill, and the policy does not wait (any longer): see on_outage and deadline_s."
 )
 
 
@@ -261,7 +283,7 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     message = (
         f"{final.op} of {final.subject} failed on all ranks (joint operation {seq}). "
         f"First cause, {failure.value}, on rank {final.first_rank}{attempts}: "
-        f"{final.error}.{others} {_ADVICE.get(failure, _ADVICE_OTHERWISE)}"
+        f"{final.error.rstrip('.')}.{others} {_ADVICE.get(failure, _ADVICE_OTHERWISE)}"
     )
     return JointError(
         message, op=final.op, seq=seq, outcome=failure.value, first_rank=final.first_rank

@@ -84,6 +84,11 @@ class Circuit:
         self.votes: dict[str, Sighting] = {}
         self.seen: tuple[tuple[int, str], ...] = ()
 
+    @property
+    def inherited(self) -> bool:
+        """True if this process has never seen the circuit let calls through."""
+        return not any(BreakerState(state) in breaker.PASSING for _, state in self.seen)
+
     def is_fresh(self, *, now_s: float) -> bool:
         """Tell whether a call may go ahead on the present view without a read."""
         max_age_s = self.config.view_max_age_s

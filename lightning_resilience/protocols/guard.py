@@ -113,12 +113,15 @@ _RECOVERY: Final = {
 }
 
 
-def guard(circuit: Circuit, call: GuardedCall) -> Protocol[Guarded]:
+def guard(
+    circuit: Circuit, call: GuardedCall, started_at_s: float | None = None
+) -> Protocol[Guarded]:
     """Make a call under the breaker and the retry policy.
 
     Args:
         circuit: The dependency's breaker.
         call: What is called, and how.
+        started_at_s: When the operation began, on this process's clock; None for now.
 
     Returns:
         The work's result.
@@ -128,7 +131,9 @@ def guard(circuit: Circuit, call: GuardedCall) -> Protocol[Guarded]:
         CircuitOpenError: The circuit is open and the policy is not to wait, or the deadline has
             passed; the last failure, if there was one, is the cause.
     """
-    state = RetryState(started_at_s=(yield Now()))
+    if started_at_s is None:
+        started_at_s = yield Now()
+    state = RetryState(started_at_s=started_at_s)
     ends_at_s = deadline_at_s(call.policy, state)
     ended = _Ended(outcome=OK)
     while True:

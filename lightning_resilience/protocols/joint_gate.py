@@ -10,11 +10,13 @@ pass) writes the next round. A first arriver that dies leaves its verdict valid.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from lightning_resilience.core import joint as core
+from lightning_resilience.core.breaker import passes
 from lightning_resilience.core.events import GateDecided
 from lightning_resilience.core.joint import GateVerdict
 from lightning_resilience.core.outcome import FailureClass
@@ -51,16 +53,13 @@ def pass_gate(member: Member, joint: Joint, started_at_s: float) -> Protocol[Fin
     Raises:
         JointError: Another rank is at another operation.
     """
-    deadline_at_s = started_at_s + joint.deadline_s
     gate = yield from _decide(member, joint, 0, expired="")
     for round_number in range(1, _MOST_ROUNDS):
         if gate.verdict == GateVerdict.PROCEED.value:
             return None
         if gate.verdict == GateVerdict.FAIL.value:
             return _refusal(joint, gate)
-        expired = yield from _wait_together(
-            member, joint, round_number, deadline_at_s=deadline_at_s
-        )
+        expired = yield from _wait_together(member, joint, round_number, started_at_s=started_at_s)
         gate = yield from _decide(member, joint, round_number, expired=expired)
     return _refusal(
         joint, msgspec.structs.replace(gate, reason=f"{_MOST_ROUNDS} rounds of waiting")
@@ -109,24 +108,38 @@ def _own_decision(
     if joint.circuit is None:
         return core.decide_gate(None, on_outage=member.on_outage), 0
     view = yield from current(joint.circuit)
-    decision = core.decide_gate(view.record, on_outage=member.on_outage, expired=expired)
-    if decision.verdict is not GateVerdict.PROCEED:
+    if not passes(view.record):
         # Order: a verdict that stops anybody rests on a read that was made after arrival.
         view = yield from refresh(joint.circuit)
-        decision = core.decide_gate(view.record, on_outage=member.on_outage, expired=expired)
+    decision = core.decide_gate(
+        view.record,
+        on_outage=member.on_outage,
+        expired=expired,
+        inherited=joint.circuit.inherited,
+    )
     return decision, view.record.epoch
 
 
 def _wait_together(
-    member: Member, joint: Joint, round_number: int, *, deadline_at_s: float
+    member: Member, joint: Joint, round_number: int, *, started_at_s: float
 ) -> Protocol[str]:
     # Who comes late may find that the others have not only waited, but also decided.
     decided: bytes | None = yield Get(member.keys.joint("gate", joint.seq, round_number))
     if joint.circuit is None or decided is not None:
         return ""
+    view = yield from current(joint.circuit)
+    wait_s = core.gate_wait_s(
+        view.record,
+        joint.circuit.config,
+        on_outage=member.on_outage,
+        deadline_s=joint.deadline_s,
+    )
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
     waiting = await_passage(
-        joint.circuit, joint.patience, operation=joint.op, deadline_at_s=deadline_at_s
+        joint.circuit,
+        replace(joint.patience, when_open="wait"),
+        operation=joint.op,
+        deadline_at_s=started_at_s + wait_s,
     )
     try:
         yield from with_beat(waiting, beat)

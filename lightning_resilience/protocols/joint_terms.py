@@ -77,12 +77,13 @@ class Part:
     """This rank's work, if it has any.
 
     Args:
-        run: Makes the protocol that does it.
+        run: Makes the protocol that does it, from the time when this rank arrived on its own clock,
+            so that waiting at the gate and the work have one deadline.
         detail: Makes of its result what the other ranks are told.
         outcome: Makes an outcome record of the exception that it ended with.
     """
 
-    run: Callable[[], Protocol[Any]]
+    run: Callable[[float], Protocol[Any]]
     detail: Callable[[Any], str]
     outcome: Callable[[BaseException], OutcomeRecord]
 

@@ -58,7 +58,7 @@ def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Pr
     """
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
     try:
-        value = yield from with_beat(part.run(), beat)
+        value = yield from with_beat(part.run(started_at_s), beat)
         report = OutcomeRecord(rank=member.rank, detail=part.detail(value))
     except GeneratorExit:
         raise

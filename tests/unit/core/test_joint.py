@@ -54,20 +54,48 @@ def breaker_in(state: BreakerState) -> BreakerRecord:
 
 @pytest.mark.parametrize("on_outage", ["wait", "fail"])
 @pytest.mark.parametrize("expired", ["", "deadline_s=1800 has passed"])
+@pytest.mark.parametrize("inherited", [False, True])
 @pytest.mark.parametrize("state", BreakerState)
-def test_the_gate_follows_its_table(state: BreakerState, on_outage: str, expired: str) -> None:
-    """A circuit that passes means proceed; otherwise the deadline and the policy decide."""
+def test_the_gate_follows_its_table(
+    state: BreakerState, on_outage: str, expired: str, *, inherited: bool
+) -> None:
+    """A circuit that passes means proceed; otherwise deadline, policy and history decide."""
+    forced = state is BreakerState.FORCED_OPEN
     if state in PASSING:
         expected = GateVerdict.PROCEED
-    elif expired or on_outage == "fail":
+    elif expired or (on_outage == "fail" and (forced or not inherited)):
         expected = GateVerdict.FAIL
     else:
         expected = GateVerdict.WAIT
 
-    decision = joint.decide_gate(breaker_in(state), on_outage=on_outage, expired=expired)
+    decision = joint.decide_gate(
+        breaker_in(state), on_outage=on_outage, expired=expired, inherited=inherited
+    )
 
     assert decision.verdict is expected
     assert decision.reason
+
+
+def test_a_gate_waits_for_the_deadline_or_for_one_probe() -> None:
+    """Under "fail" the wait ends with the open wait and one lease, never after the deadline."""
+    record = breaker_in(BreakerState.OPEN)
+    config = BreakerConfig()
+    one_probe_s = record.open_s + config.probe_lease_s
+
+    waits = {
+        (on_outage, deadline_s): joint.gate_wait_s(
+            record, config, on_outage=on_outage, deadline_s=deadline_s
+        )
+        for on_outage in ("wait", "fail")
+        for deadline_s in (1.0, 1800.0)
+    }
+
+    assert waits == {
+        ("wait", 1.0): 1.0,
+        ("wait", 1800.0): 1800.0,
+        ("fail", 1.0): 1.0,
+        ("fail", 1800.0): one_probe_s,
+    }
 
 
 def test_without_a_shared_dependency_the_gate_is_open() -> None:

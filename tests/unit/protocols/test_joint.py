@@ -13,7 +13,7 @@ from lightning_resilience.core.joint import error_of
 from lightning_resilience.errors import JointError, JointUnavailableError
 from lightning_resilience.protocols import effects as fx
 from tests.joint_scenes import finals, job, one_verdict, saving
-from tests.scenes import Dependency, circuit, guarded, member, record, states
+from tests.scenes import Dependency, circuit, guarded, member, patience, record, states
 from tests.scripted_driver import (
     STORE_EFFECTS,
     Away,
@@ -198,9 +198,8 @@ def test_an_open_circuit_fails_all_ranks_at_once_under_fail() -> None:
     world.spawn(guarded(circuit(), dependency), name=9, at_s=0.0)
     tasks = [
         world.spawn(
-            saving(dependency, member(rank, world_size=3, on_outage="fail")),
+            saving(dependency, member(rank, world_size=3, on_outage="fail"), trains_s=9.0),
             name=rank,
-            at_s=9.0,
         )
         for rank in range(3)
     ]
@@ -214,6 +213,27 @@ def test_an_open_circuit_fails_all_ranks_at_once_under_fail() -> None:
     assert max(ends(tasks)) < 10.0
     assert len(dependency.calls) == calls_before
     assert len({str(error_of(each[0], seq=1)) for each in finals(tasks)}) == 1
+
+
+@pytest.mark.parametrize(("heals_at_s", "failure"), [(9.0, ""), (FOREVER_S, "transient")])
+def test_a_restarted_job_waits_for_one_probe_under_fail(heals_at_s: float, failure: str) -> None:
+    """A circuit left open by an earlier start decides nothing by itself: one probe does."""
+    world = World()
+    dependency = Dependency(world, heals_at_s=heals_at_s)
+    hasty = patience(dependency, when_open="raise")
+    world.spawn(guarded(circuit(), dependency, waiting=hasty), name=9)
+    tasks = [
+        world.spawn(
+            saving(dependency, member(rank, world_size=2, on_outage="fail")), name=rank, at_s=9.0
+        )
+        for rank in range(2)
+    ]
+
+    world.run(limit_s=2000)
+
+    assert one_verdict(tasks).failure == failure
+    assert len(dependency.probes) == 1
+    assert max(ends(tasks)) < 9.0 + 30.0
 
 
 def test_the_gates_deadline_fails_all_ranks_alike() -> None:
