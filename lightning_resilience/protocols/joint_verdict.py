@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lightning_resilience.core import joint as core, lease
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord, decode, encode
+from lightning_resilience.core.waiting import is_time_to_speak
 from lightning_resilience.errors import (
     JointError,
     JointUnavailableError,
@@ -180,17 +181,20 @@ def await_final(member: Member, joint: Joint, *, started_at_s: float) -> Protoco
     key = member.keys.joint("final", joint.seq)
     chunk_s = min(joint.patience.chunk_s, joint.patience.voice_s, member.timeout_s / 2)
     sightings: dict[int, Sighting] = {}
+    spoken_at_s: float | None = None
     while True:
         yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
         raw: bytes | None = yield Get(key)
         if raw is not None:
             return decode(FinalRecord, raw, key=key)
         now_s: float = yield Now()
-        yield Emit(
-            WorkAwaited(
-                op=joint.op, seq=joint.seq, elapsed_s=now_s - started_at_s, workers=joint.workers
+        if is_time_to_speak(
+            spoken_at_s, wait_s=chunk_s, voice_s=joint.patience.voice_s, now_s=now_s
+        ):
+            spoken_at_s, elapsed_s = now_s, now_s - started_at_s
+            yield Emit(
+                WorkAwaited(op=joint.op, seq=joint.seq, elapsed_s=elapsed_s, workers=joint.workers)
             )
-        )
         outcomes, missing = yield from _reports(member, joint)
         lost = yield from _lost(member, missing, sightings=sightings, started_at_s=started_at_s)
         if set(lost) == set(missing):
