@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint_terms import Joint, Member, Part
 
 
-__all__ = ["await_final", "withdraw", "work"]
+__all__ = ["await_final", "refuse", "withdraw", "work"]
 
 
 def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Protocol[JointResult]:
@@ -93,6 +93,17 @@ def withdraw(
         yield from _publish(
             member, joint, part.outcome(error), started_at_s=started_at_s, interrupted=True
         )
+
+
+def refuse(member: Member, joint: Joint, refusal: FinalRecord) -> Protocol[FinalRecord]:
+    """Make the gate's refusal the verdict, or learn what somebody else has made it.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+        refusal: What all ranks are to read.
+    """
+    return (yield from _create_final(member, joint, refusal))
 
 
 def _failed(
@@ -165,6 +176,10 @@ def _write_final(
     mine = core.decide_final(
         _terms(joint, writer=writer), outcomes, lost_ranks=lost, silent_s=silent_s
     )
+    return (yield from _create_final(member, joint, mine))
+
+
+def _create_final(member: Member, joint: Joint, mine: FinalRecord) -> Protocol[FinalRecord]:
     key = member.keys.joint("final", joint.seq)
     written = yield from create(key, encode(mine))
     # Order: after the verdict, so that whoever is woken reads it.
