@@ -16,8 +16,8 @@ Times are scaled down, in both runs alike: an outage of many minutes to 20 s, a 
 timeout of half an hour to 10 s, and the S3 client's own patience from 40 s to 2 s
 (``AWS_MAX_ATTEMPTS=1``; the five tries of s3fs stay). With its full patience, one or two restarts
 are burnt in the same time, and the third needs a longer outage. Where workers start slowly the
-outage lasts up to 30 s, for both runs alike: all restarts are to fall into it. That is decided
-before it begins.
+outage lasts longer, up to a minute, for both runs alike: all restarts are to fall into it. How long
+is decided before it begins.
 
 Run it (one to two minutes; needs ``s3fs``, ``moto[server]`` and ``scikit-learn``)::
 
@@ -263,7 +263,7 @@ class Outage:
                 # as all attempts need is long enough to see them all fail.
                 attempts_s = (self._scale.max_restarts + 1) * (now_s - self._launched_at_s)
                 least_s = self._scale.outage_s
-                self.length_s = min(max(least_s, 1.5 * attempts_s), 1.5 * least_s)
+                self.length_s = min(max(least_s, 1.5 * attempts_s), 3 * least_s)
             strikes = method == "PUT" and path.endswith(f"step={self._scale.strike_step:04d}.ckpt")
             if strikes and not self.struck_at_s:
                 self.struck_at_s = now_s

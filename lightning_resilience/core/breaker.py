@@ -199,9 +199,7 @@ def _vote(ctx: _Context, record: BreakerRecord, event: HostVoted) -> BreakerStep
     needed = quorum(event.hosts, fraction=ctx.config.quorum_fraction)
     if len(votes) >= needed:
         reason = f"{len(votes)} of {event.hosts} hosts voted; latest: {event.reason}"
-        return _move(
-            ctx, record, _OPEN, reason=reason, open_s=ctx.config.open_for_s, limit=0, failures=0
-        )
+        return _move(ctx, record, _OPEN, reason=reason, open_s=ctx.config.open_for_s, limit=0)
     cast = VoteCast(dependency=ctx.dependency, host=event.host, votes=len(votes), quorum=needed)
     stepped = _with_votes(ctx, record, votes, reason=f"{len(votes)} of {needed} votes")
     return BreakerStep(record=stepped.record, changed=True, reason=stepped.reason, events=(cast,))

@@ -131,7 +131,7 @@ class GateDecision:
 
 
 def decide_gate(
-    record: BreakerRecord | None, *, on_outage: str, expired: str = "", inherited: bool = False
+    record: BreakerRecord | None, *, on_outage: str, expired: str = "", probe_owed: bool = False
 ) -> GateDecision:
     """Decide a round of the gate.
 
@@ -142,9 +142,9 @@ def decide_gate(
         record: The breaker's record, or None where the operation has no shared dependency.
         on_outage: ``wait`` or ``fail``.
         expired: Why the caller will not wait any longer, empty while it will.
-        inherited: Whether the circuit was open already when this process first looked: it was
-            tripped by an earlier start of the job, and may be well by now. Then ``fail`` waits for
-            one probe, or a job that is restarted would be refused for ever.
+        probe_owed: Whether a probe is due, or the circuit was open already when this process first
+            looked: it was tripped by an earlier start of the job. Either way the storage may be
+            well by now, and ``fail`` waits for one probe, or it would refuse for ever.
 
     Returns:
         The verdict for all ranks.
@@ -155,7 +155,7 @@ def decide_gate(
     if expired:
         return GateDecision(verdict=GateVerdict.FAIL, reason=expired)
     forced = record.state == BreakerState.FORCED_OPEN.value
-    if on_outage == "fail" and (forced or not inherited):
+    if on_outage == "fail" and (forced or not probe_owed):
         return GateDecision(verdict=GateVerdict.FAIL, reason=why)
     if forced:
         why = f"{why}; an operator has to release it"
@@ -336,7 +336,8 @@ def unavailable_error(
     """
     message = (
         f"Rank {rank} could not learn how {op} (joint operation {seq}) ended: the shared store has "
-        f"not answered for {lost_for_s:.1f} s ({cause}). The other ranks name this rank as lost. "
+        f"not answered for {lost_for_s:.1f} s ({cause}). Where others wait for this rank, "
+        "they name it as lost. "
         "Look at the host of the rendezvous store, and at the network between it and this host."
     )
     return JointUnavailableError(message, op=op, seq=seq, first_rank=rank, lost_ranks=(rank,))

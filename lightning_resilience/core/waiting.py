@@ -34,6 +34,7 @@ __all__ = [
     "chunk_s",
     "is_near",
     "is_probe_due",
+    "is_time_to_speak",
     "next_probe_in_s",
     "next_wait_s",
 ]
@@ -98,3 +99,21 @@ def next_wait_s(
     if view.record.state == BreakerState.HALF_OPEN.value:
         due_in_s = min(due_in_s, config.probe_lease_s / _LOOKS_PER_LEASE)
     return min(due_in_s + _MARGIN_S, longest_s)
+
+
+def is_time_to_speak(
+    spoken_at_s: float | None, *, wait_s: float, voice_s: float, now_s: float
+) -> bool:
+    """Tell a waiter whether to say now what it waits for.
+
+    It speaks when it begins, and whenever its silence would otherwise last longer than ``voice_s``:
+    a job that waits without a word looks like a job that hangs, and one that speaks at every look
+    hides what it says.
+
+    Args:
+        spoken_at_s: When it last spoke, on its own clock, or None.
+        wait_s: How long it is about to look away, in seconds.
+        voice_s: Longest silence, in seconds.
+        now_s: Now, on its own clock.
+    """
+    return spoken_at_s is None or now_s - spoken_at_s + wait_s >= voice_s

@@ -55,6 +55,10 @@ class Circuit:
         keys: Names of the keys of this run.
         host: Name of this host, for its vote.
         hosts: Hosts that use this dependency, as the adapter declares it for this incarnation.
+
+    Attributes:
+        inherited: Whether this process has never seen the circuit let calls through: then it was
+            tripped by an earlier start of the job.
     """
 
     __slots__ = (
@@ -62,6 +66,7 @@ class Circuit:
         "dependency",
         "host",
         "hosts",
+        "inherited",
         "key",
         "keys",
         "seen",
@@ -79,15 +84,11 @@ class Circuit:
         self.key = keys.breaker(dependency)
         self.host = host
         self.hosts = hosts
+        self.inherited = True
         self.view: BreakerView | None = None
         self.window = window.EMPTY
         self.votes: dict[str, Sighting] = {}
         self.seen: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def inherited(self) -> bool:
-        """True if this process has never seen the circuit let calls through."""
-        return not any(BreakerState(state) in breaker.PASSING for _, state in self.seen)
 
     def is_fresh(self, *, now_s: float) -> bool:
         """Tell whether a call may go ahead on the present view without a read."""
@@ -114,6 +115,7 @@ def learn(circuit: Circuit, raw: bytes, *, read_at_s: float, seen_at_s: float) -
     before = circuit.view.sighting if circuit.view is not None else None
     sighting = lease.observe(before, (record.store_id, record.epoch), now_s=seen_at_s)
     view = BreakerView(record=record, raw=raw, read_at_s=read_at_s, sighting=sighting)
+    circuit.inherited = circuit.inherited and not breaker.passes(record)
     if sighting is not before:
         circuit.seen = (*circuit.seen, (record.epoch, record.state))[-breaker.HISTORY_LENGTH :]
     if sighting is not before or record.state != BreakerState.CLOSED.value:

@@ -33,7 +33,7 @@ from lightning_resilience.protocols.effects import Emit, Now, Set
 from lightning_resilience.protocols.joint_clean_up import clean_up
 from lightning_resilience.protocols.joint_gate import pass_gate
 from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
-from lightning_resilience.protocols.joint_verdict import await_final, withdraw, work
+from lightning_resilience.protocols.joint_verdict import await_final, refuse, withdraw, work
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 
 
@@ -108,7 +108,8 @@ def _enter(
     member: Member, joint: Joint, part: Part | None, *, started_at_s: float
 ) -> Protocol[FinalRecord | None]:
     try:
-        return (yield from pass_gate(member, joint, started_at_s))
+        works = part is not None
+        failed = yield from pass_gate(member, joint, works=works, started_at_s=started_at_s)
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -117,3 +118,7 @@ def _enter(
         with suppress(ResilienceError):
             yield from withdraw(member, joint, part, error=error, started_at_s=started_at_s)
         raise
+    if failed is not None and works:
+        # Ranks without work may not be looking at the gate, but for the verdict.
+        return (yield from refuse(member, joint, failed))
+    return failed

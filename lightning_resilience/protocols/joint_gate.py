@@ -3,9 +3,12 @@
 """The gate of a joint operation: one verdict for all ranks before any of them works.
 
 The first rank to arrive at a round decides from the breaker and the policy, by creating a
-write-once key; the others read the same. WAIT ends a round: the ranks wait for the dependency
-together, each ready to be the one that probes, and whoever sees it recover (or its own deadline
-pass) writes the next round. A first arriver that dies leaves its verdict valid.
+write-once key; the others read the same. WAIT ends a round: the ranks that have work wait for the
+dependency together, each ready to be the one that probes, and whoever sees it recover (or its own
+deadline pass) writes the next round. A first arriver that dies leaves its verdict valid.
+
+Ranks without work do not wait here but for the verdict: their storage is not the one that counts,
+and the verdict's bell wakes them however the waiting ends.
 """
 
 from __future__ import annotations
@@ -21,10 +24,11 @@ from lightning_resilience.core.events import GateDecided
 from lightning_resilience.core.joint import GateVerdict
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import FinalRecord, GateRecord, decode, encode
+from lightning_resilience.core.waiting import is_probe_due
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols.beating import with_beat
 from lightning_resilience.protocols.circuit import current, refresh
-from lightning_resilience.protocols.effects import Beat, Emit, Get, Nonce
+from lightning_resilience.protocols.effects import Beat, Emit, Get, Nonce, Now
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
 
@@ -39,12 +43,16 @@ __all__ = ["pass_gate"]
 _MOST_ROUNDS: Final = 1000
 
 
-def pass_gate(member: Member, joint: Joint, started_at_s: float) -> Protocol[FinalRecord | None]:
+def pass_gate(
+    member: Member, joint: Joint, *, works: bool, started_at_s: float
+) -> Protocol[FinalRecord | None]:
     """Wait until this rank may go on.
 
     Args:
         member: Who this rank is.
         joint: The operation.
+        works: Whether this rank has work. One that has none leaves the waiting and the probing to
+            those that do: their storage is the one that counts, and their verdict wakes it.
         started_at_s: When this rank arrived, on its own clock.
 
     Returns:
@@ -59,6 +67,8 @@ def pass_gate(member: Member, joint: Joint, started_at_s: float) -> Protocol[Fin
             return None
         if gate.verdict == GateVerdict.FAIL.value:
             return _refusal(joint, gate)
+        if not works:
+            return None
         expired = yield from _wait_together(member, joint, round_number, started_at_s=started_at_s)
         gate = yield from _decide(member, joint, round_number, expired=expired)
     return _refusal(
@@ -111,11 +121,12 @@ def _own_decision(
     if not passes(view.record):
         # Order: a verdict that stops anybody rests on a read that was made after arrival.
         view = yield from refresh(joint.circuit)
+    now_s: float = yield Now()
     decision = core.decide_gate(
         view.record,
         on_outage=member.on_outage,
         expired=expired,
-        inherited=joint.circuit.inherited,
+        probe_owed=joint.circuit.inherited or is_probe_due(view, joint.circuit.config, now_s=now_s),
     )
     return decision, view.record.epoch
 

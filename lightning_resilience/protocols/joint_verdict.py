@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lightning_resilience.core import joint as core, lease
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord, decode, encode
+from lightning_resilience.core.waiting import is_time_to_speak
 from lightning_resilience.errors import (
     JointError,
     JointUnavailableError,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint_terms import Joint, Member, Part
 
 
-__all__ = ["await_final", "withdraw", "work"]
+__all__ = ["await_final", "refuse", "withdraw", "work"]
 
 
 def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Protocol[JointResult]:
@@ -92,6 +93,17 @@ def withdraw(
         yield from _publish(
             member, joint, part.outcome(error), started_at_s=started_at_s, interrupted=True
         )
+
+
+def refuse(member: Member, joint: Joint, refusal: FinalRecord) -> Protocol[FinalRecord]:
+    """Make the gate's refusal the verdict, or learn what somebody else has made it.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+        refusal: What all ranks are to read.
+    """
+    return (yield from _create_final(member, joint, refusal))
 
 
 def _failed(
@@ -164,6 +176,10 @@ def _write_final(
     mine = core.decide_final(
         _terms(joint, writer=writer), outcomes, lost_ranks=lost, silent_s=silent_s
     )
+    return (yield from _create_final(member, joint, mine))
+
+
+def _create_final(member: Member, joint: Joint, mine: FinalRecord) -> Protocol[FinalRecord]:
     key = member.keys.joint("final", joint.seq)
     written = yield from create(key, encode(mine))
     # Order: after the verdict, so that whoever is woken reads it.
@@ -180,17 +196,20 @@ def await_final(member: Member, joint: Joint, *, started_at_s: float) -> Protoco
     key = member.keys.joint("final", joint.seq)
     chunk_s = min(joint.patience.chunk_s, joint.patience.voice_s, member.timeout_s / 2)
     sightings: dict[int, Sighting] = {}
+    spoken_at_s: float | None = None
     while True:
         yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
         raw: bytes | None = yield Get(key)
         if raw is not None:
             return decode(FinalRecord, raw, key=key)
         now_s: float = yield Now()
-        yield Emit(
-            WorkAwaited(
-                op=joint.op, seq=joint.seq, elapsed_s=now_s - started_at_s, workers=joint.workers
+        if is_time_to_speak(
+            spoken_at_s, wait_s=chunk_s, voice_s=joint.patience.voice_s, now_s=now_s
+        ):
+            spoken_at_s, elapsed_s = now_s, now_s - started_at_s
+            yield Emit(
+                WorkAwaited(op=joint.op, seq=joint.seq, elapsed_s=elapsed_s, workers=joint.workers)
             )
-        )
         outcomes, missing = yield from _reports(member, joint)
         lost = yield from _lost(member, missing, sightings=sightings, started_at_s=started_at_s)
         if set(lost) == set(missing):

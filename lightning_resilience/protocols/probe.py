@@ -126,6 +126,7 @@ def _wait(
     now_s = started_at_s
     generation = -1
     ticket: int | None = None
+    spoken_at_s: float | None = None
     woken_in_vain = 0
     while not breaker.passes(view.record):
         if now_s >= deadline_at_s:
@@ -138,12 +139,22 @@ def _wait(
         if waiting.is_probe_due(view, circuit.config, now_s=now_s):
             yield from try_probe(circuit, patience, view)
         else:
-            yield Emit(
-                _awaited(circuit, view, operation, elapsed_s=now_s - started_at_s, now_s=now_s)
+            longest_s = min(patience.chunk_s, patience.voice_s, deadline_at_s - now_s)
+            wait_s = waiting.next_wait_s(
+                view,
+                circuit.config,
+                near=waiting.is_near(ticket),
+                longest_s=longest_s,
+                now_s=now_s,
             )
-            woken_in_vain += yield from _sleep_on_bell(
-                circuit, patience, view, near=waiting.is_near(ticket), deadline_at_s=deadline_at_s
-            )
+            if waiting.is_time_to_speak(
+                spoken_at_s, wait_s=wait_s, voice_s=patience.voice_s, now_s=now_s
+            ):
+                spoken_at_s = now_s
+                elapsed_s = now_s - started_at_s
+                yield Emit(_awaited(circuit, view, operation, elapsed_s=elapsed_s, now_s=now_s))
+            bell = circuit.keys.bell(circuit.dependency, view.record.generation)
+            woken_in_vain += yield WaitFor(bell, max(wait_s, _PAUSE_BASE_S))
             yield from _pause(woken_in_vain)
         view = yield from refresh(circuit)
         now_s = yield Now()
@@ -156,18 +167,6 @@ def _draw_ticket(circuit: Circuit, generation: int) -> Protocol[int | None]:
     except StoreUnavailableError:
         return None
     return ticket
-
-
-def _sleep_on_bell(
-    circuit: Circuit, patience: Patience, view: BreakerView, *, near: bool, deadline_at_s: float
-) -> Protocol[bool]:
-    now_s: float = yield Now()
-    longest_s = min(patience.chunk_s, patience.voice_s, max(deadline_at_s - now_s, _PAUSE_BASE_S))
-    wait_s = waiting.next_wait_s(view, circuit.config, near=near, longest_s=longest_s, now_s=now_s)
-    rung: bool = yield WaitFor(
-        circuit.keys.bell(circuit.dependency, view.record.generation), wait_s
-    )
-    return rung
 
 
 def _pause(woken_in_vain: int) -> Protocol[None]:

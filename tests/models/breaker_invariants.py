@@ -38,6 +38,7 @@ def check_step(
         assert not [event for event in stepped.events if isinstance(event, BreakerChanged)]
     else:
         assert after.writer != before.writer
+        assert after.reason == stepped.reason
         _check_change(before, event, stepped)
     check_record(config, after)
 

@@ -54,22 +54,22 @@ def breaker_in(state: BreakerState) -> BreakerRecord:
 
 @pytest.mark.parametrize("on_outage", ["wait", "fail"])
 @pytest.mark.parametrize("expired", ["", "deadline_s=1800 has passed"])
-@pytest.mark.parametrize("inherited", [False, True])
+@pytest.mark.parametrize("probe_owed", [False, True])
 @pytest.mark.parametrize("state", BreakerState)
 def test_the_gate_follows_its_table(
-    state: BreakerState, on_outage: str, expired: str, *, inherited: bool
+    state: BreakerState, on_outage: str, expired: str, *, probe_owed: bool
 ) -> None:
     """A circuit that passes means proceed; otherwise deadline, policy and history decide."""
     forced = state is BreakerState.FORCED_OPEN
     if state in PASSING:
         expected = GateVerdict.PROCEED
-    elif expired or (on_outage == "fail" and (forced or not inherited)):
+    elif expired or (on_outage == "fail" and (forced or not probe_owed)):
         expected = GateVerdict.FAIL
     else:
         expected = GateVerdict.WAIT
 
     decision = joint.decide_gate(
-        breaker_in(state), on_outage=on_outage, expired=expired, inherited=inherited
+        breaker_in(state), on_outage=on_outage, expired=expired, probe_owed=probe_owed
     )
 
     assert decision.verdict is expected

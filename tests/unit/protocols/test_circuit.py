@@ -472,3 +472,31 @@ def test_only_the_winner_reports_a_transition() -> None:
 
     assert sum(len(task.emitted(BreakerChanged)) for task in tasks) == 1
     assert {task.result.record.state for task in tasks} == {"forced_open"}
+
+
+def test_a_long_outage_does_not_make_a_circuit_inherited() -> None:
+    """Who has seen calls pass once knows it after any number of failed probes."""
+    world = World()
+    mine = begun(world, circuit())
+
+    for epoch in range(2, 102, 2):
+        put(world, state="open", epoch=epoch)
+        run(refresh(mine), world)
+        put(world, state="half_open", epoch=epoch + 1, holder="n")
+        run(refresh(mine), world)
+
+    assert not mine.inherited
+
+
+def test_a_circuit_that_was_never_seen_to_pass_is_inherited() -> None:
+    """A restarted process finds the circuit open, until it has seen it let calls through."""
+    world = World()
+    begun(world, circuit())
+    put(world, state="open", epoch=2)
+    mine = begun(world, circuit())
+
+    before = mine.inherited
+    put(world, state="recovering", epoch=4, limit=1)
+    run(refresh(mine), world)
+
+    assert (before, mine.inherited) == (True, False)

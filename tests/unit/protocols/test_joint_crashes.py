@@ -11,7 +11,7 @@ import pytest
 from lightning_resilience.core.records import FinalRecord, decode
 from tests.joint_scenes import finals, job
 from tests.scenes import KEYS, Dependency, assert_legal, record
-from tests.scripted_driver import STORE_EFFECTS, Away, Crash, Fault, Lost, Task, World
+from tests.scripted_driver import STORE_EFFECTS, Away, Crash, Fault, Interrupt, Lost, Task, World
 
 
 if TYPE_CHECKING:
@@ -55,6 +55,44 @@ def test_whenever_a_rank_dies_the_other_ends_with_one_verdict(
         assert decode(FinalRecord, world.values[key], key=key) == final
         assert final.failure in {"", "lost"}
         assert final.lost_ranks in {(), (rank,)}
+        assert_legal(record(world))
+        index += 1
+    assert index > 10
+
+
+@pytest.mark.parametrize("ill", [False, True], ids=["well", "ill"])
+@pytest.mark.parametrize("workers", [(0,), (0, 1)], ids=["one worker", "two workers"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_whenever_a_rank_is_interrupted_it_says_so_and_the_other_ends(
+    *, ill: bool, workers: tuple[int, ...], rank: int
+) -> None:
+    """Ctrl-C at any one effect: it is never swallowed, and the other rank ends with the verdict."""
+    index = 0
+    while True:
+        interruption = KeyboardInterrupt()
+
+        def strike(
+            task: Task,
+            at: int,
+            _effect: Effect,
+            index: int = index,
+            interruption: KeyboardInterrupt = interruption,
+        ) -> Fault | None:
+            return Interrupt(interruption) if (task.name, at) == (rank, index) else None
+
+        world = World(seed=index, fault=strike)
+        dependency = Dependency(world, heals_at_s=OUTAGE_S if ill else 0.0)
+        tasks = job(world, dependency, workers=workers)
+
+        world.run(limit_s=BOUND_S)
+
+        mine, other = tasks[rank], tasks[1 - rank]
+        if len(mine.performed) <= index:
+            break
+        raised = mine.error or mine.result[0].error
+        assert raised is interruption
+        ((final,),) = finals([other])
+        assert final.failure in {"", "cancelled", "lost"}
         assert_legal(record(world))
         index += 1
     assert index > 10
