@@ -21,7 +21,7 @@ import difflib
 import enum
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -43,6 +43,7 @@ __all__ = [
     "options_markdown",
     "parse_store_url",
     "read_environment",
+    "refuse_unknown",
 ]
 
 CONFIGS: Final[tuple[type[Any], ...]] = (RetryPolicy, BreakerConfig, JointConfig)
@@ -215,18 +216,31 @@ def build(kind: type[C], options: C | Mapping[str, object] | None = None) -> C:
 
 
 def _refuse_unknown_names(kind: type[Any], options: Mapping[str, object]) -> None:
-    allowed = [field.name for field in dataclasses.fields(kind)]
+    refuse_unknown(kind.__name__, options, allowed=[field.name for field in dataclasses.fields(kind)])
+
+
+def refuse_unknown(owner: str, options: Mapping[str, object], *, allowed: Sequence[str]) -> None:
+    """Refuse options that ``owner`` does not have, and answer the first with the nearest.
+
+    Args:
+        owner: Name of what takes the options.
+        options: Names and values as they were given.
+        allowed: Names of the options that there are.
+
+    Raises:
+        ConfigError: A name is not among ``allowed``.
+    """
     unknown = [name for name in options if name not in allowed]
     if not unknown:
         return
     name = str(unknown[0])
     nearest = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    owner = next((row.owner for row in option_table() if row.name == name), None)
-    if owner is not None:
-        hint = f" It is an option of {owner}."
+    home = next((row.owner for row in option_table() if row.name == name), None)
+    if home is not None:
+        hint = f" It is an option of {home}."
     message = (
-        f"{kind.__name__} has no option {name!r} (given as {options[unknown[0]]!r}).{hint} "
+        f"{owner} has no option {name!r} (given as {options[unknown[0]]!r}).{hint} "
         f"Allowed are: {', '.join(allowed)}."
     )
     raise ConfigError(message)

@@ -154,9 +154,30 @@ def test_other_options_are_checked_when_the_callback_is_made(
 
 
 def test_an_unknown_option_of_the_callback_is_refused_by_name() -> None:
-    """A misspelt keyword is an error with its name."""
-    with pytest.raises((ConfigError, TypeError), match="on_outrage"):
+    """A misspelt keyword is an error with its name, its value and the nearest that there is."""
+    with pytest.raises(ConfigError, match="'on_outrage' .*'wait'.*'on_outage'"):
         ResilienceCallback(**{"on_outrage": "wait"})
+
+
+def test_an_option_of_a_group_is_sent_there() -> None:
+    """Options of the groups are no keywords of the callback, and the error says whose they are."""
+    with pytest.raises(ConfigError, match="'max_attempts'.*RetryPolicy"):
+        ResilienceCallback(**{"max_attempts": 3})
+
+
+@pytest.mark.parametrize("name", ["on_outage", "on_store_loss"])
+def test_a_word_that_is_given_twice_is_refused(name: str) -> None:
+    """Which of two contradicting words counts is not for us to guess."""
+    with pytest.raises(ConfigError, match=f"{name} is given twice"):
+        ResilienceCallback(**{name: "wait", "joint": {name: "wait"}})
+
+
+def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
+    """What was passed as options of the storage may hold a password."""
+    with pytest.raises(ConfigError) as caught:
+        ResilienceCallback(**{"storage_options": "password=hunter2"})
+
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
