@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -451,3 +452,13 @@ def launched(rank: int, ranks: int, *, port: int, run_id: str, restarts: int) ->
         "TORCHELASTIC_MAX_RESTARTS": "3",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+def main() -> None:
+    """Be one rank that torchrun started: arguments are a pickled job and the folder of reports."""
+    job = pickle.loads(Path(sys.argv[1]).read_bytes())
+    run_rank(job, str(Path(sys.argv[2]) / f"report-{os.environ['RANK']}.json"))
+
+
+if __name__ == "__main__":
+    main()
