@@ -216,7 +216,9 @@ def build(kind: type[C], options: C | Mapping[str, object] | None = None) -> C:
 
 
 def _refuse_unknown_names(kind: type[Any], options: Mapping[str, object]) -> None:
-    refuse_unknown(kind.__name__, options, allowed=[field.name for field in dataclasses.fields(kind)])
+    refuse_unknown(
+        kind.__name__, options, allowed=[field.name for field in dataclasses.fields(kind)]
+    )
 
 
 def refuse_unknown(owner: str, options: Mapping[str, object], *, allowed: Sequence[str]) -> None:

@@ -201,11 +201,19 @@ def find(trainer: Any, name: str) -> Any:
 # What may be left behind --------------------------------------------------------------------------
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_PATCHED = (
-    "save_checkpoint remove_checkpoint teardown on_exception setup file_exists _link_checkpoint "
-    "_save_topk_checkpoint _save_last_checkpoint _sigterm_notifier_fn "
-    "_ModelCheckpoint__warn_if_dir_not_empty"
-).split()
+_PATCHED = [
+    "save_checkpoint",
+    "remove_checkpoint",
+    "teardown",
+    "on_exception",
+    "setup",
+    "file_exists",
+    "_link_checkpoint",
+    "_save_topk_checkpoint",
+    "_save_last_checkpoint",
+    "_sigterm_notifier_fn",
+    "_ModelCheckpoint__warn_if_dir_not_empty",
+]
 
 
 def patched(trainer: Any) -> list[str]:
@@ -388,7 +396,7 @@ def forget_group(port: int) -> None:
             store.delete_key(key)
 
 
-def start(  # noqa: PLR0913 - what torchrun has options for
+def start(
     warm: WarmPython,
     job: Job,
     home: Path,

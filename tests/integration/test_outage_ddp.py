@@ -87,7 +87,7 @@ def failed_alike(running: Running, *, within_s: float = 5.0) -> list[dict[str, A
     return reports
 
 
-# What stands between the ranks and a collective, place by place -------------------------------------
+# What stands between the ranks and a collective, place by place -----------------------------------
 
 
 def links_fail(_trainer: Any) -> None:
@@ -105,8 +105,8 @@ def links_fail(_trainer: Any) -> None:
         plan.strike("copy", f"{source} {target}")
         raise ConnectionResetError
 
-    os.symlink = symlink
-    shutil.copy = copy
+    vars(os)["symlink"] = symlink
+    vars(shutil)["copy"] = copy
 
 
 def outage(*operations: str, name: str = "") -> Rule:
