@@ -221,9 +221,10 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
         """Send a file in pieces; it appears with the last of them."""
         del kwargs
         callback = callback or NoOpCallback()
-        rule = self._strike("put_file", path2)
         target = Path(self._strip_protocol(path2))
+        # Order: first, as a client that has its file open, so that a late call has all it needs.
         data = Path(path1).read_bytes()
+        rule = self._strike("put_file", path2)
         for number in range(_PIECES):
             if rule is not None and rule.slow_s:
                 time.sleep(rule.slow_s)

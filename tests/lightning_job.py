@@ -312,7 +312,7 @@ def _left_behind(trainer: Any, before: list[Any]) -> dict[str, Any]:
             for number, old, new in zip(_HANDLED, before, handlers(), strict=True)
             if old != new and not (number == signal.SIGINT and new == signal.SIG_IGN)
         ],
-        "threads": our_threads(within_s=3.0),
+        "threads": our_threads(within_s=2.0),
         "breakers": {
             name: {"state": report.state, "history": report.history, "seen": report.seen}
             for name, report in reports.items()

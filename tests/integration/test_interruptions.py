@@ -4,20 +4,30 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
-from tests.lightning_job import Job, Running, store_server
+from tests.lightning_job import (
+    Job,
+    Running,
+    make_data,
+    make_model,
+    make_trainer,
+    store_server,
+)
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from tests.warm_python import WarmPython
 
@@ -183,3 +193,26 @@ def rename_on_exception(trainer: Any) -> None:
         inner(*args)
 
     callback.on_exception = on_exception
+
+
+class Terminated(Callback):
+    """A SIGTERM while a step is being computed, when nothing waits."""
+
+    def on_train_batch_end(self, trainer: Any, *_args: Any) -> None:
+        """Send it to this process."""
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_checkpoint_for_sigterm_is_not_interrupted_by_the_same_signal(
+    faulty: Callable[..., Job],
+) -> None:
+    """Lightning stops at the end of the step; the checkpoint that it then saves is saved."""
+    trainer = make_trainer(faulty(checkpoint={"save_on_exception": True}, steps=8))
+    trainer.callbacks.insert(0, Terminated())
+
+    with pytest.raises(SIGTERMException):
+        trainer.fit(make_model(), make_data())
+
+    folder = Path(trainer.checkpoint_callback.dirpath.removeprefix("faulty://"))
+    assert sorted(path.name for path in folder.iterdir()) == ["step=2.ckpt", "step=3.ckpt"]

@@ -293,11 +293,21 @@ def test_an_abandoned_call_does_not_publish_later(start: Callable[..., Running])
     assert running.names() == []
 
 
+def test_a_put_that_only_pretends_is_made_again(start: Callable[..., Running]) -> None:
+    """A save is believed once storage reports the file's size, not because nothing was raised."""
+    running = start(Rule(operations=("put_file",), swallow=True, last=1))
+
+    succeeded(running)
+
+    assert len(running.plan.calls("put_file")) == 3
+    assert running.steps() == [2, 4]
+
+
 # Restarts -----------------------------------------------------------------------------------------
 
 
 def die_in_the_second_save(trainer: Any) -> None:
-    """Make this rank vanish in the middle of a joint operation, its keys left in the store."""
+    """Make this rank vanish in the middle of a run, its keys left in the store."""
     save = trainer.save_checkpoint
 
     def save_checkpoint(*args: Any, **kwargs: Any) -> None:
@@ -308,24 +318,36 @@ def die_in_the_second_save(trainer: Any) -> None:
     trainer.save_checkpoint = save_checkpoint
 
 
+@pytest.mark.parametrize(
+    ("rules", "before"),
+    [
+        ((), die_in_the_second_save),
+        ((Rule(operations=("put_file",), error="denied", last=1),), None),
+    ],
+    ids=["died", "failed"],
+)
 def test_keys_of_an_earlier_attempt_are_never_believed(
-    warm_python: WarmPython, tmp_path: Path, port: int
+    rules: tuple[Rule, ...],
+    before: Callable[[Any], None] | None,
+    warm_python: WarmPython,
+    tmp_path: Path,
+    port: int,
 ) -> None:
     """The next attempt of the same run, on the same store server, does all of its own saves."""
-    job = Job(folder=f"faulty://{tmp_path}/checkpoints", before=die_in_the_second_save)
+    plan = FaultPlan.write(tmp_path / "plan", *rules)
+    job = Job(folder=f"faulty://{tmp_path}/checkpoints", before=before)
     again = Job(folder=job.folder)
-    first = lightning_job.start(warm_python, job, tmp_path / "first", port=port, run_id="run")
+    run: dict[str, Any] = {"port": port, "run_id": "run", "plan": plan}
+    first = lightning_job.start(warm_python, job, tmp_path / "first", **run)
     codes = [report["code"] for report in first.wait()]
     for name in first.names():
         (tmp_path / "checkpoints" / name).unlink()
     lightning_job.forget_group(port)
 
-    second = lightning_job.start(
-        warm_python, again, tmp_path / "second", port=port, run_id="run", restarts=1
-    )
+    second = lightning_job.start(warm_python, again, tmp_path / "second", restarts=1, **run)
     succeeded(second)
 
-    assert codes == [9, 9]
+    assert codes == ([1, 1] if rules else [9, 9])
     assert second.names() == again.expected
     assert second.steps() == [2, 4]
 
