@@ -37,6 +37,9 @@ __all__ = [
     "Environment",
     "Option",
     "build",
+    "check_callable",
+    "check_mapping",
+    "check_name",
     "check_relations",
     "check_store",
     "option_table",
@@ -178,6 +181,44 @@ def check_store(store: S) -> S:
     if isinstance(store, str):
         parse_store_url(store)
     return store
+
+
+def check_name(option: str, value: str | None) -> str | None:
+    """Refuse what is neither None nor a text that is not empty.
+
+    Raises:
+        ConfigError: ``value`` is something else.
+    """
+    if value is None or (isinstance(value, str) and value.strip()):
+        return value
+    message = f"{option}={value!r} is not allowed: it must be a text that is not empty, or None."
+    raise ConfigError(message)
+
+
+def check_mapping(option: str, value: object) -> Mapping[str, Any]:
+    """Refuse what is neither None nor a mapping; None gives an empty one.
+
+    Raises:
+        ConfigError: ``value`` is something else. Its content is not shown: it may hold credentials.
+    """
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        return value
+    message = f"{option} is a {type(value).__name__}; it must be a mapping of names to values."
+    raise ConfigError(message)
+
+
+def check_callable(option: str, value: S) -> S:
+    """Refuse what is neither None nor callable.
+
+    Raises:
+        ConfigError: ``value`` is something else.
+    """
+    if value is None or callable(value):
+        return value
+    message = f"{option}={value!r} is not allowed: it must be a function of an exception, or None."
+    raise ConfigError(message)
 
 
 def build(kind: type[C], options: C | Mapping[str, object] | None = None) -> C:
