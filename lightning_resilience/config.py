@@ -21,7 +21,7 @@ import difflib
 import enum
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -37,15 +37,13 @@ __all__ = [
     "Environment",
     "Option",
     "build",
-    "check_callable",
-    "check_mapping",
-    "check_name",
     "check_relations",
     "check_store",
     "option_table",
     "options_markdown",
     "parse_store_url",
     "read_environment",
+    "refuse_unknown",
 ]
 
 CONFIGS: Final[tuple[type[Any], ...]] = (RetryPolicy, BreakerConfig, JointConfig)
@@ -183,44 +181,6 @@ def check_store(store: S) -> S:
     return store
 
 
-def check_name(option: str, value: str | None) -> str | None:
-    """Refuse what is neither None nor a text that is not empty.
-
-    Raises:
-        ConfigError: ``value`` is something else.
-    """
-    if value is None or (isinstance(value, str) and value.strip()):
-        return value
-    message = f"{option}={value!r} is not allowed: it must be a text that is not empty, or None."
-    raise ConfigError(message)
-
-
-def check_mapping(option: str, value: object) -> Mapping[str, Any]:
-    """Refuse what is neither None nor a mapping; None gives an empty one.
-
-    Raises:
-        ConfigError: ``value`` is something else. Its content is not shown: it may hold credentials.
-    """
-    if value is None:
-        return {}
-    if isinstance(value, Mapping):
-        return value
-    message = f"{option} is a {type(value).__name__}; it must be a mapping of names to values."
-    raise ConfigError(message)
-
-
-def check_callable(option: str, value: S) -> S:
-    """Refuse what is neither None nor callable.
-
-    Raises:
-        ConfigError: ``value`` is something else.
-    """
-    if value is None or callable(value):
-        return value
-    message = f"{option}={value!r} is not allowed: it must be a function of an exception, or None."
-    raise ConfigError(message)
-
-
 def build(kind: type[C], options: C | Mapping[str, object] | None = None) -> C:
     """Return a checked config.
 
@@ -256,18 +216,33 @@ def build(kind: type[C], options: C | Mapping[str, object] | None = None) -> C:
 
 
 def _refuse_unknown_names(kind: type[Any], options: Mapping[str, object]) -> None:
-    allowed = [field.name for field in dataclasses.fields(kind)]
+    refuse_unknown(
+        kind.__name__, options, allowed=[field.name for field in dataclasses.fields(kind)]
+    )
+
+
+def refuse_unknown(owner: str, options: Mapping[str, object], *, allowed: Sequence[str]) -> None:
+    """Refuse options that ``owner`` does not have, and answer the first with the nearest.
+
+    Args:
+        owner: Name of what takes the options.
+        options: Names and values as they were given.
+        allowed: Names of the options that there are.
+
+    Raises:
+        ConfigError: A name is not among ``allowed``.
+    """
     unknown = [name for name in options if name not in allowed]
     if not unknown:
         return
     name = str(unknown[0])
     nearest = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    owner = next((row.owner for row in option_table() if row.name == name), None)
-    if owner is not None:
-        hint = f" It is an option of {owner}."
+    home = next((row.owner for row in option_table() if row.name == name), None)
+    if home is not None:
+        hint = f" It is an option of {home}."
     message = (
-        f"{kind.__name__} has no option {name!r} (given as {options[unknown[0]]!r}).{hint} "
+        f"{owner} has no option {name!r} (given as {options[unknown[0]]!r}).{hint} "
         f"Allowed are: {', '.join(allowed)}."
     )
     raise ConfigError(message)

@@ -22,13 +22,15 @@ import hypothesis
 import pytest
 
 from tests.s3_server import bucket, s3_server
+from tests.single_rank import faulty, spool
+from tests.warm_python import warm_python
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["bucket", "s3_server"]
+__all__ = ["bucket", "faulty", "s3_server", "spool", "warm_python"]
 
 TESTS = Path(__file__).resolve().parent
 

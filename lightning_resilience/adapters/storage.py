@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Place", "Storage", "dependency_of", "redacted"]
 
+# What filesystems call the things that a new version of a file does not share with the old one.
+_STAMPS = (
+    *("ETag", "etag", "md5", "md5Hash", "content_md5", "generation", "VersionId", "version_id"),
+    *("LastModified", "last_modified", "updated", "mtime", "modified", "created", "ino"),
+)
+
 
 def redacted(url: str) -> str:
     """Return ``url`` without user name and password."""
@@ -121,6 +127,21 @@ class Storage:
         token.raise_if_cancelled()
         place = self.place(url)
         return find_info(place.fs, place.path) is not None
+
+    def stamp(self, url: str, token: CancelToken) -> str | None:
+        """Return a text that differs once ``url`` has been written again.
+
+        Returns:
+            None where nothing is there; empty where the storage tells nothing that would differ.
+        """
+        token.raise_if_cancelled()
+        place = self.place(url)
+        found = find_info(place.fs, place.path)
+        if found is None:
+            return None
+        if found["type"] == "directory":
+            return ""
+        return ", ".join(f"{key}={found[key]}" for key in _STAMPS if found.get(key) is not None)
 
     def remove(self, url: str, token: CancelToken) -> None:
         """Remove ``url``; absent is success."""

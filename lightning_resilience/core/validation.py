@@ -19,6 +19,7 @@ from lightning_resilience.errors import ConfigError
 __all__ = [
     "check_at_least",
     "check_choice",
+    "check_kind",
     "check_less",
     "check_seconds",
     "check_share",
@@ -119,6 +120,29 @@ def check_choice(name: str, value: object, *, choices: tuple[str, ...]) -> None:
         message = (
             f"{name}={_text(value)} is not allowed: "
             f"it must be one of {', '.join(map(repr, choices))}."
+        )
+        raise ConfigError(message)
+
+
+def check_kind(name: str, value: object, *, fits: bool, allowed: str) -> None:
+    """Refuse what is not of the kind that an option takes; None is always allowed.
+
+    Only the type is shown, because a value of the wrong kind may be a secret.
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+        fits: Whether it is of that kind.
+        allowed: What the option takes.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if value is not None and not fits:
+        shown = repr(value) if isinstance(value, int) or value == "" else "…"
+        message = (
+            f"{name}={shown} of type {type(value).__name__} is not allowed: it must be {allowed}, "
+            "or None."
         )
         raise ConfigError(message)
 

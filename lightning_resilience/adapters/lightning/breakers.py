@@ -76,6 +76,9 @@ class Policy:
 
 
 def _parent(url: str) -> str:
+    if url.endswith("/"):
+        # A folder itself. What is above it may be no place at all: a bucket has no parent.
+        return url[:-1]
     scheme, separator, rest = url.rpartition("://")
     return f"{scheme}{separator}{PurePosixPath(rest).parent}"
 

@@ -10,10 +10,14 @@ then, and checkpoint callbacks are set up after it), and everything is put back 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+from torch.distributed import Store
 
 from lightning_resilience.adapters.lightning import namespaces
 from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
@@ -28,32 +32,27 @@ from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
 from lightning_resilience.config import (
     build,
-    check_callable,
-    check_mapping,
-    check_name,
     check_relations,
     check_store,
     read_environment,
+    refuse_unknown,
 )
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.outcome import with_user_classifier
 from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.core.validation import check_kind
 from lightning_resilience.errors import ConfigError
+from lightning_resilience.ports import SharedStore
 from lightning_resilience.protocols.joint import Member
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch.distributed import Store
-
     from lightning_resilience.config import Environment
     from lightning_resilience.core.outcome import Classifier
-    from lightning_resilience.ports import SharedStore
 
 
 __all__ = ["ResilienceCallback"]
@@ -118,19 +117,23 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         storage_options: Mapping[str, Any] | None = None,
         classify: Classifier | None = None,
         spool_dir: str | None = None,
+        **unknown: NoReturn,
     ) -> None:
         super().__init__()
+        refuse_unknown("ResilienceCallback", unknown, allowed=_OPTIONS)
         self._retry = build(RetryPolicy, retry)
         self._breaker = build(BreakerConfig, breaker)
-        self._joint = _with_words(
-            build(JointConfig, joint), on_outage=on_outage, on_store_loss=on_store_loss
-        )
+        self._joint = _with_words(joint, on_outage=on_outage, on_store_loss=on_store_loss)
         check_relations(self._retry, self._breaker, self._joint)
-        self._store = check_store(store)
-        self._run_id = check_name("run_id", run_id)
-        self._storage_options = dict(check_mapping("storage_options", storage_options))
-        self._classify = check_callable("classify", classify)
-        self._spool_dir = check_name("spool_dir", spool_dir)
+        self._store = _checked_store(store)
+        self._run_id = _checked_text("run_id", run_id)
+        is_mapping = isinstance(storage_options, Mapping)
+        check_kind("storage_options", storage_options, fits=is_mapping, allowed="a mapping")
+        self._storage_options = dict(storage_options or {})
+        allowed = "a function from an exception to a failure class"
+        check_kind("classify", classify, fits=callable(classify), allowed=allowed)
+        self._classify = classify
+        self._spool_dir = _checked_text("spool_dir", spool_dir)
         self._forget()
 
     def _forget(self) -> None:
@@ -265,12 +268,39 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._audible.close()
 
 
+_OPTIONS: Final = tuple(
+    name
+    for name, parameter in inspect.signature(ResilienceCallback.__init__).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+)
+
+
 def _with_words(
-    joint: JointConfig, *, on_outage: str | None, on_store_loss: str | None
+    joint: Mapping[str, Any] | None, *, on_outage: str | None, on_store_loss: str | None
 ) -> JointConfig:
     words = {"on_outage": on_outage, "on_store_loss": on_store_loss}
     given = {name: word for name, word in words.items() if word is not None}
-    return replace(joint, **cast("dict[str, Any]", given))
+    both = [name for name in given if isinstance(joint, Mapping) and name in joint]
+    if both:
+        message = (
+            f"{both[0]} is given twice: {both[0]}={given[both[0]]!r} and "
+            f"joint={{{both[0]!r}: {cast('Any', joint)[both[0]]!r}}}. Give it once."
+        )
+        raise ConfigError(message)
+    return replace(build(JointConfig, joint), **cast("dict[str, Any]", given))
+
+
+def _checked_store(store: SharedStore | Store | str | None) -> SharedStore | Store | str | None:
+    fits = isinstance(store, (str, SharedStore, Store))
+    allowed = "a URL tcp://HOST:PORT, a torch.distributed store, or an object like SharedStore"
+    check_kind("store", store, fits=fits, allowed=allowed)
+    return check_store(store)
+
+
+def _checked_text(name: str, value: str | None) -> str | None:
+    fits = isinstance(value, str) and bool(value.strip())
+    check_kind(name, value, fits=fits, allowed="a text that is not empty")
+    return value
 
 
 def _spool(option: str | None, environment: Environment, run_id: str) -> str:

@@ -116,16 +116,24 @@ class ForeignSave:
         self._verify = verify
 
     def attempt(self, token: CancelToken) -> None:
-        """Save the checkpoint and ask the storage whether it is there.
+        """Save the checkpoint and ask the storage whether it is there, and new.
 
         Raises:
-            CheckpointError: It is not there, although nothing was raised.
+            OSError: It is not, although nothing was raised. That is a failure of the unknown kind:
+                it may have been dropped because it is not allowed, and repeating has its limit.
         """
         token.raise_if_cancelled()
+        before = self.storage.stamp(self._url, token) if self._verify else None
         self._write()
-        if self._verify and not self.storage.exists(self._url, token):
+        if not self._verify:
+            return
+        after = self.storage.stamp(self._url, token)
+        if after is None:
             message = f"the CheckpointIO raised nothing, but {self._url} does not exist"
-            raise CheckpointError(message)
+            raise OSError(message)
+        if after and after == before:
+            message = f"the CheckpointIO raised nothing, but {self._url} is still the older file"
+            raise OSError(message)
 
     def close(self) -> None:
         """Nothing is left behind here."""

@@ -115,7 +115,8 @@ def _list(callback: Any, session: Session, patches: Patches) -> None:
             callback._fs = before
 
     try:
-        session.on_rank_zero("list", directory, work, kind="read")
+        # With the slash it is a folder, and a probe asks for it and not for what is above it.
+        session.on_rank_zero("list", f"{directory.rstrip('/')}/", work, kind="read")
         if made:
             patches.replace(callback, "_fs", made[0])
     except JointError as error:
@@ -168,7 +169,7 @@ def _keep_books(
         raise
     # Both conditions are the same on every rank, other than whether there is something to remove.
     if session.operations > operations and (callback.save_top_k > 0 or callback.save_last):
-        session.clear_up(os.fspath(callback.dirpath))
+        session.clear_up(f"{os.fspath(callback.dirpath).rstrip('/')}/")
 
 
 def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments

@@ -1,0 +1,263 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A filesystem that fails as it is told, in every process that a job has.
+
+``faulty:///folder/file`` is a local file behind a protocol of its own, so that it is treated as
+remote storage: staged elsewhere, sent by one ``put_file``, and believed after an ``info``. Like a
+multipart upload, ``put_file`` sends pieces, calls back after each, and shows nothing before the
+last.
+
+The plan lies in a folder that the environment variable ``FAULTY_FILESYSTEM`` names, so that one
+plan holds for all ranks and for the test that watches them: ``rules.json`` says what fails, and
+``calls.jsonl`` has one line for each call. An outage begins with the first call that it strikes and
+is timed by the monotonic clock, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.callbacks import NoOpCallback
+from fsspec.implementations.local import LocalFileSystem
+
+
+VARIABLE = "FAULTY_FILESYSTEM"
+PROTOCOL = "faulty"
+_PIECES = 8
+
+
+class PanicException(BaseException):
+    """What a native client raises when it panics: no ``Exception``, and no request to stop."""
+
+
+class EndpointConnectionError(Exception):
+    """What botocore raises for an endpoint that is not there: no ``OSError``."""
+
+
+class ClientError(Exception):
+    """What botocore raises for an answer with an error in it."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(f"An error occurred ({code}) when calling the PutObject operation")
+        self.response = {"Error": {"Code": code}}
+
+
+def _denied() -> BaseException:
+    error = PermissionError("Access Denied")
+    error.__cause__ = ClientError("AccessDenied")
+    return error
+
+
+ERRORS = {
+    "reset": lambda: ConnectionResetError(errno.ECONNRESET, "connection reset by peer"),
+    "busy": lambda: OSError(errno.EBUSY, "resource busy"),
+    "denied": _denied,
+    "endpoint": lambda: EndpointConnectionError("Could not connect to the endpoint URL"),
+    "panic": lambda: PanicException("called `Result::unwrap()` on an `Err` value"),
+    "missing": lambda: FileNotFoundError(errno.ENOENT, "it is gone"),
+    "odd": lambda: RuntimeError("nobody knows this one"),
+}
+"""What can be raised, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """When a call is struck, and by what.
+
+    Args:
+        operations: Names of the operations; empty for all.
+        name: Part of the path, empty for any.
+        error: Name in ``ERRORS`` of what is raised; empty for nothing.
+        hang: The call does not come back until the folder of the plan has a file ``released``.
+        swallow: The call does nothing and says nothing.
+        slow_s: Time that each piece of ``put_file`` takes, in seconds; other calls once.
+        first: Number of the first matching call that is struck.
+        last: Number of the last one; None for all that follow.
+        lasting_s: How long an outage lasts, in seconds, from the first call that is struck.
+    """
+
+    operations: tuple[str, ...] = ()
+    name: str = ""
+    error: str = ""
+    hang: bool = False
+    swallow: bool = False
+    slow_s: float = 0.0
+    first: int = 1
+    last: int | None = None
+    lasting_s: float | None = None
+
+    def matches(self, operation: str, path: str) -> bool:
+        """Tell whether a call is one of those that are numbered."""
+        return (not self.operations or operation in self.operations) and self.name in path
+
+
+class FaultPlan:
+    """The folder that says what fails, and remembers what was called.
+
+    Args:
+        folder: The folder; made by ``write``.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @classmethod
+    def write(cls, folder: Path, *rules: Rule) -> FaultPlan:
+        """Make a plan; of several rules, the first that strikes a call counts."""
+        plan = cls(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        content = json.dumps([asdict(rule) for rule in rules])
+        (folder / "rules.json").write_text(content, encoding="utf-8")
+        return plan
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to follow this plan."""
+        return {VARIABLE: str(self.folder)}
+
+    def release(self) -> None:
+        """Let every call that hangs go on."""
+        (self.folder / "released").touch()
+
+    @property
+    def is_released(self) -> bool:
+        """Whether calls that hang go on."""
+        return (self.folder / "released").exists()
+
+    def calls(self, *operations: str, name: str = "") -> list[dict[str, Any]]:
+        """Return the calls so far, of all processes, in their order."""
+        path = self.folder / "calls.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        rule = Rule(operations=operations, name=name)
+        calls = [json.loads(line) for line in lines]
+        return [call for call in calls if rule.matches(call["operation"], call["path"])]
+
+    def strike(self, operation: str, path: str) -> Rule | None:
+        """Note a call; return the rule that strikes it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            rules = self._rules()
+            earlier = [self.calls(*rule.operations, name=rule.name) for rule in rules]
+            now_s = time.monotonic()
+            struck = None
+            for number, (rule, before) in enumerate(zip(rules, earlier, strict=True)):
+                if not rule.matches(operation, path) or not self._is_ill(number, rule, now_s):
+                    continue
+                if rule.first <= len(before) + 1 <= (rule.last or len(before) + 1):
+                    struck = rule
+                    self._begin(number, now_s)
+                    break
+            call = {"operation": operation, "path": path, "rank": os.environ.get("RANK", "")}
+            call |= {"at_s": now_s, "struck": struck is not None}
+            with (self.folder / "calls.jsonl").open("a", encoding="utf-8") as log:
+                log.write(json.dumps(call) + "\n")
+        return struck
+
+    def _rules(self) -> list[Rule]:
+        path = self.folder / "rules.json"
+        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        return [Rule(**{**row, "operations": tuple(row["operations"])}) for row in rows]
+
+    def _begin(self, number: int, now_s: float) -> None:
+        began = self.folder / f"began-{number}"
+        if not began.exists():
+            began.write_text(repr(now_s), encoding="utf-8")
+
+    def _is_ill(self, number: int, rule: Rule, now_s: float) -> bool:
+        began = self.folder / f"began-{number}"
+        if rule.lasting_s is None or not began.exists():
+            return True
+        return now_s < float(began.read_text(encoding="utf-8")) + rule.lasting_s
+
+
+class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no types
+    """Local files behind a protocol and a plan of faults."""
+
+    protocol = PROTOCOL
+    cachable = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(auto_mkdir=True, **kwargs)
+        self.plan = FaultPlan(os.environ[VARIABLE])
+
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        if isinstance(path, (list, tuple)):
+            return [cls._strip_protocol(part) for part in path]
+        return super()._strip_protocol(os.fspath(path).removeprefix(f"{PROTOCOL}://"))
+
+    def _strike(self, operation: str, path: Any) -> Rule | None:
+        rule = self.plan.strike(operation, str(self._strip_protocol(path)))
+        if rule is None:
+            return None
+        while rule.hang and not self.plan.is_released:
+            time.sleep(0.02)
+        if rule.slow_s and operation != "put_file":
+            time.sleep(rule.slow_s)
+        if rule.error:
+            raise ERRORS[rule.error]()
+        return rule
+
+    def put_file(self, path1: Any, path2: Any, callback: Any = None, **kwargs: Any) -> None:
+        """Send a file in pieces; it appears with the last of them."""
+        del kwargs
+        callback = callback or NoOpCallback()
+        rule = self._strike("put_file", path2)
+        target = Path(self._strip_protocol(path2))
+        data = Path(path1).read_bytes()
+        for number in range(_PIECES):
+            if rule is not None and rule.slow_s:
+                time.sleep(rule.slow_s)
+            callback.relative_update(len(data[number::_PIECES]))
+        if rule is not None and rule.swallow:
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        part.write_bytes(data)
+        part.replace(target)
+
+    def info(self, path: Any, **kwargs: Any) -> Any:
+        """Describe a file."""
+        if not isinstance(path, os.DirEntry):
+            self._strike("info", path)
+        return super().info(path, **kwargs)
+
+    def ls(self, path: Any, detail: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002 - fsspec's signature
+        """List a folder."""
+        self._strike("ls", path)
+        path = self._strip_protocol(path)
+        return LocalFileSystem().ls(path, detail=detail, **kwargs)
+
+    def isdir(self, path: Any) -> Any:
+        """Tell whether it is a folder."""
+        self._strike("isdir", path)
+        return super().isdir(path)
+
+    def rm_file(self, path: Any) -> None:
+        """Remove a file."""
+        rule = self._strike("rm_file", path)
+        if rule is None or not rule.swallow:
+            super().rm_file(path)
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: Any = None) -> None:  # noqa: FBT001, FBT002 - fsspec's signature
+        """Remove a folder."""
+        self._strike("rm", path)
+        super().rm(path, recursive=recursive, maxdepth=maxdepth)
+
+    def _open(self, path: Any, mode: str = "rb", block_size: Any = None, **kwargs: Any) -> Any:
+        self._strike("open", path)
+        return super()._open(path, mode=mode, block_size=block_size, **kwargs)
+
+
+def register() -> None:
+    """Make ``faulty://`` known to fsspec in this process. Idempotent."""
+    fsspec.register_implementation(PROTOCOL, FaultyFileSystem, clobber=True)

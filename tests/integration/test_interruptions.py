@@ -1,0 +1,185 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Ctrl-C and SIGTERM end every wait at once, as Lightning would, and leave nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import lightning_job
+from tests.faulty_filesystem import FaultPlan, Rule
+from tests.lightning_job import Job, Running, store_server
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.warm_python import WarmPython
+
+
+pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NAMES = {signal.SIGINT: "SystemExit", signal.SIGTERM: "SIGTERMException"}
+"""How Lightning leaves ``fit``: after Ctrl-C it exits with code 1."""
+PROMPT_S = 1.0
+PEER_S = 5.0
+
+OUTAGE = Rule(operations=("put_file",), error="reset")
+HANG = Rule(operations=("put_file",), hang=True)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Port of a store server that outlives the ranks."""
+    with store_server() as number:
+        yield number
+
+
+@pytest.fixture
+def start(warm_python: WarmPython, tmp_path: Path, port: int) -> Callable[..., Running]:
+    """Start a job on storage that does not come back."""
+
+    def start_job(rule: Rule, **job: Any) -> Running:
+        # Longer than any wait of the test: nothing but the signal ends it.
+        made = Job(folder=f"faulty://{tmp_path}/checkpoints", **{"group_timeout_s": 40.0, **job})
+        plan = FaultPlan.write(tmp_path / "plan", rule)
+        return lightning_job.start(warm_python, made, tmp_path / "job", port=port, plan=plan)
+
+    return start_job
+
+
+def interrupt(running: Running, rank: int, number: int) -> float:
+    """Send the signal; return when, on the clock that all processes share."""
+    sent_at_s = time.monotonic()
+    running.ranks[rank].signal(number)
+    return sent_at_s
+
+
+def left_as_lightning_does(
+    running: Running, rank: int, number: int, *, sent_at_s: float, hanging: int = 0
+) -> dict[str, Any]:
+    """Check that a rank has left at once, with Lightning's own exception and nothing behind it."""
+    code = running.ranks[rank].wait(lightning_job.HANG_S)
+    report = running.report(rank)
+    assert report["error"] == NAMES[number], running.told()
+    assert code == (1 if number == signal.SIGINT else 0)
+    assert report["ended_at_s"] - sent_at_s < PROMPT_S
+    assert report["threads"] == ["lightning-resilience-call"] * hanging
+    assert (report["patched"], report["handlers"]) == ([], [])
+    return report
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_wait_for_an_open_circuit(
+    number: int, start: Callable[..., Running]
+) -> None:
+    """The rank that waits for storage leaves in under a second, and its peer hears of it."""
+    running = start(OUTAGE)
+    running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
+
+    sent_at_s = interrupt(running, 0, number)
+
+    left_as_lightning_does(running, 0, number, sent_at_s=sent_at_s)
+    peer = running.wait()[1]
+    assert peer["ended_at_s"] - sent_at_s < PEER_S
+    assert (peer["error"], peer["outcome"], peer["first_rank"]) == ("JointError", "cancelled", 0)
+    assert "It was interrupted" in peer["text"]
+    assert (peer["patched"], peer["threads"], peer["handlers"]) == ([], [], [])
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_wait_for_a_call_that_hangs(
+    number: int, start: Callable[..., Running]
+) -> None:
+    """A call that does not come back is left behind in under a second, and the peer hears of it."""
+    running = start(HANG, options={"retry": {"stall_timeout_s": 100.0}})
+    running.until(lambda: bool(running.plan.calls("put_file")), what="rank 0 hangs")
+
+    sent_at_s = interrupt(running, 0, number)
+
+    left_as_lightning_does(running, 0, number, sent_at_s=sent_at_s, hanging=1)
+    peer = running.wait()[1]
+    assert peer["ended_at_s"] - sent_at_s < PEER_S
+    assert (peer["error"], peer["outcome"], peer["first_rank"]) == ("JointError", "cancelled", 0)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_wait_for_another_rank(
+    number: int, start: Callable[..., Running]
+) -> None:
+    """A rank that waits for another leaves in under a second; the launcher then ends the other."""
+    running = start(OUTAGE)
+    running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
+
+    sent_at_s = interrupt(running, 1, number)
+    left_as_lightning_does(running, 1, number, sent_at_s=sent_at_s)
+    # As torchrun does once a worker is gone.
+    sent_at_s = interrupt(running, 0, signal.SIGTERM)
+
+    left_as_lightning_does(running, 0, signal.SIGTERM, sent_at_s=sent_at_s)
+
+
+def test_sigterm_to_all_ranks_ends_them_all(start: Callable[..., Running]) -> None:
+    """What a scheduler does, a SIGTERM to every rank, ends every rank in under a second."""
+    running = start(OUTAGE)
+    running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
+
+    sent_at_s = [interrupt(running, rank, signal.SIGTERM) for rank in (1, 0)]
+
+    left_as_lightning_does(running, 1, signal.SIGTERM, sent_at_s=sent_at_s[0])
+    left_as_lightning_does(running, 0, signal.SIGTERM, sent_at_s=sent_at_s[1])
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_wait_of_a_job_of_one_rank(
+    number: int, start: Callable[..., Running]
+) -> None:
+    """Without other ranks and without a shared store it is the same."""
+    running = start(OUTAGE, ranks=1)
+    running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
+
+    sent_at_s = interrupt(running, 0, number)
+
+    left_as_lightning_does(running, 0, number, sent_at_s=sent_at_s)
+
+
+def test_a_checkpoint_that_is_saved_on_the_exception_may_wait_again(
+    start: Callable[..., Running],
+) -> None:
+    """SIGTERM ends the wait, not the save that the user asked for on exceptions."""
+    running = start(
+        Rule(operations=("put_file",), name="step=2", error="reset", lasting_s=100),
+        ranks=1,
+        every=2,
+        checkpoint={"save_on_exception": True, "filename": "{step}"},
+        options={"retry": {"base_delay_s": 0.2}},
+        trainer={"max_steps": 2},
+        before=rename_on_exception,
+    )
+    running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
+
+    interrupt(running, 0, signal.SIGTERM)
+    (report,) = running.wait()
+
+    assert report["error"] == "SIGTERMException", running.told()
+    assert report["notes"] == []
+    # The circuit is open, so the second save waits for its probe, which other names answer.
+    assert running.names() == ["rescued.ckpt"]
+
+
+def rename_on_exception(trainer: Any) -> None:
+    """Give the checkpoint on an exception a name of its own."""
+    callback = lightning_job.find(trainer, "ModelCheckpoint")
+    inner = callback.on_exception
+
+    def on_exception(*args: Any) -> None:
+        callback.filename = "rescued"
+        inner(*args)
+
+    callback.on_exception = on_exception

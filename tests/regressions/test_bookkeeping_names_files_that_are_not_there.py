@@ -1,0 +1,91 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""C10: ``ModelCheckpoint`` wrote down what it was about to save, and the save failed.
+
+``sdatkinson/neural-amp-modeler#671``: ``best_model_path`` named a file that never came to be, and
+the next checkpoint would have carried that on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lightning_resilience import JointError
+from tests.faulty_filesystem import Rule
+from tests.lightning_job import Job, find, make_data, make_model, make_trainer
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+pytestmark = [pytest.mark.integration]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "every": {"save_top_k": -1, "save_last": True},
+    "newest": {"save_top_k": 1},
+    "best": {"save_top_k": 1, "monitor": "loss", "save_last": True},
+    "worst": {"save_top_k": 1, "monitor": "loss", "mode": "max", "save_last": True},
+    "best two": {"save_top_k": 2, "monitor": "loss"},
+    "last": {"save_top_k": 0, "save_last": True},
+    "last by name": {"save_last": True, "filename": "{step}", "enable_version_counter": False},
+}
+
+
+def books(callback: Any) -> set[str]:
+    """Return every file that the callback believes in."""
+    paths = {callback.best_model_path, callback.last_model_path, callback.kth_best_model_path}
+    return {path for path in paths | set(callback.best_k_models) if path}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("operation", ["put_file", "rm_file", "info"])
+def test_after_a_failure_the_books_name_only_what_is_there(
+    operation: str, kind: str, faulty: Callable[..., Job]
+) -> None:
+    """Whichever call fails, best, last and top-k name files that exist."""
+    checkpoint = KINDS[kind]
+    for number in range(1, 30):
+        rule = Rule(operations=(operation,), name="ckpt", error="denied", first=number)
+        job = faulty(rule, checkpoint=checkpoint, steps=8)
+        trainer = make_trainer(job)
+        failed = True
+
+        try:
+            trainer.fit(make_model(), make_data())
+        except JointError:
+            pass
+        else:
+            failed = False
+
+        callback = find(trainer, "ModelCheckpoint")
+        missing = [
+            path for path in books(callback) if not Path(path.removeprefix("faulty://")).exists()
+        ]
+        assert missing == [], f"call {number} failed"
+        if callback.best_k_models:
+            assert callback.best_model_path in callback.best_k_models
+        shutil.rmtree(job.folder.removeprefix("faulty://"), ignore_errors=True)
+        if not failed:
+            break
+    else:
+        pytest.fail("it never ran out of calls to fail")
+
+
+def test_after_a_failure_the_score_is_that_of_the_best_file(faulty: Callable[..., Job]) -> None:
+    """Scores, too, are what they were before the save that failed."""
+    rule = Rule(operations=("put_file",), name="ckpt", error="denied", first=3)
+    job = faulty(rule, checkpoint={"save_top_k": 1, "monitor": "loss"}, steps=20)
+    trainer = make_trainer(job)
+
+    with pytest.raises(JointError):
+        trainer.fit(make_model(), make_data())
+
+    callback = find(trainer, "ModelCheckpoint")
+    assert callback.best_k_models == {callback.best_model_path: callback.best_model_score}
+    assert callback.kth_value == callback.best_model_score
+    assert callback.current_score == callback.best_model_score

@@ -1,0 +1,168 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of either distribution are recognised, and those of strangers are not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_resilience.adapters.lightning import namespaces
+
+
+HOMES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+
+
+@pytest.fixture(params=HOMES)
+def home(request: pytest.FixtureRequest) -> str:
+    """Each distribution."""
+    name: str = request.param
+    import_module(name)
+    return name
+
+
+@pytest.fixture
+def fabric(home: str) -> Any:
+    """The fabric that belongs to it."""
+    return import_module(f"{HOMES[home]}.plugins.io")
+
+
+def trainer_of(home: str, **options: Any) -> Any:
+    """Make a Trainer."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return import_module(home).Trainer(accelerator="cpu", devices=1, **quiet, **options)
+
+
+def test_a_model_checkpoint_is_recognised(home: str) -> None:
+    """Also one that a user has derived."""
+    kind = import_module(f"{home}.callbacks").ModelCheckpoint
+    derived = type("Mine", (kind,), {})
+
+    assert namespaces.is_model_checkpoint(kind())
+    assert namespaces.is_model_checkpoint(derived())
+
+
+def test_other_callbacks_are_not(home: str) -> None:
+    """Neither a neighbour nor a stranger of the same name."""
+    stranger = type("ModelCheckpoint", (), {})
+
+    assert not namespaces.is_model_checkpoint(import_module(f"{home}.callbacks").Timer())
+    assert not namespaces.is_model_checkpoint(stranger())
+
+
+def test_checkpoint_callbacks_are_found_in_a_trainer(home: str) -> None:
+    """All of them, also those that only derive from ``Checkpoint``."""
+    callbacks = import_module(f"{home}.callbacks")
+    mine = type("Mine", (callbacks.Checkpoint,), {})()
+    default = callbacks.ModelCheckpoint()
+    trainer = trainer_of(home, callbacks=[callbacks.Timer(), mine, default])
+
+    assert set(namespaces.checkpoint_callbacks(trainer)) == {mine, default}
+
+
+def test_the_stock_io_is_recognised_and_derived_ones_are_not(fabric: Any) -> None:
+    """A user's own may have another format, so it is not treated as the stock one."""
+    derived = type("Mine", (fabric.TorchCheckpointIO,), {})
+
+    assert namespaces.is_stock_io(fabric.TorchCheckpointIO())
+    assert not namespaces.is_stock_io(derived())
+    assert not namespaces.is_stock_io(type("TorchCheckpointIO", (), {})())
+
+
+def test_an_io_that_passes_on_is_recognised(home: str) -> None:
+    """``AsyncCheckpointIO`` writes later."""
+    kind = import_module(f"{home}.plugins.io").AsyncCheckpointIO
+
+    assert namespaces.is_wrapping_io(kind())
+
+
+def test_the_exception_for_sigterm_is_the_trainers_own(home: str) -> None:
+    """Lightning handles its own class, not that of the other distribution."""
+    found = namespaces.sigterm_exception(trainer_of(home))
+
+    assert found is import_module(f"{home}.utilities.exceptions").SIGTERMException
+
+
+def test_the_sigterm_handler_exists(home: str) -> None:
+    """The private method that is replaced is there, and takes what a handler gets."""
+    owner, name = namespaces.sigterm_notifier(trainer_of(home))
+
+    assert callable(getattr(owner, name))
+
+
+def test_the_private_names_exist(home: str) -> None:
+    """A release of Lightning that renames one of them is noticed here."""
+    callback = import_module(f"{home}.callbacks").ModelCheckpoint()
+
+    newest = {"_defer_save_until_validation"}
+    assert set(namespaces.BOOKKEEPING) - set(vars(callback)) <= newest | {"kth_value"}
+    for name in (namespaces.LIST_DIRECTORY, "_link_checkpoint", "file_exists"):
+        assert callable(getattr(callback, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "covered"),
+    [
+        ("SingleDeviceStrategy", True),
+        ("DDPStrategy", True),
+        ("FSDPStrategy", False),
+        ("ModelParallelStrategy", False),
+        ("DeepSpeedStrategy", False),
+    ],
+)
+def test_strategies_in_which_rank_zero_writes_are_covered(
+    name: str,
+    covered: bool,  # noqa: FBT001 - a parameter
+    home: str,
+) -> None:
+    """A single device and DDP are; those that shard are not."""
+    strategy = object.__new__(getattr(import_module(f"{home}.strategies"), name))
+    trainer = object.__new__(import_module(home).Trainer)
+    trainer._accelerator_connector = SimpleNamespace(strategy=strategy)
+
+    assert namespaces.writes_on_rank_zero(trainer) is covered
+
+
+@pytest.mark.parametrize("name", ["save_checkpoint", "remove_checkpoint"])
+def test_strategies_that_write_in_their_own_way_are_not(name: str, home: str) -> None:
+    """Whatever they do there, it is not known to be rank 0's work."""
+    base = import_module(f"{home}.strategies").SingleDeviceStrategy
+    kind = type("Sharded", (base,), {name: lambda *_args: None})
+    trainer = trainer_of(home, strategy=kind("cpu"))
+
+    assert not namespaces.writes_on_rank_zero(trainer)
+
+
+def test_the_group_timeout_is_the_strategys_in_seconds() -> None:
+    """Without one it is torch's default."""
+    with_one = SimpleNamespace(strategy=SimpleNamespace(_timeout=timedelta(minutes=2)))
+    without = SimpleNamespace(strategy=SimpleNamespace())
+
+    assert namespaces.process_group_timeout_s(with_one) == 120.0
+    assert namespaces.process_group_timeout_s(without) == 1800.0
+
+
+@pytest.mark.slow
+def test_one_class_fits_the_distributions_that_are_imported() -> None:
+    """With both imported, the callback is a ``Callback`` of both."""
+    script = (
+        "import lightning.pytorch, pytorch_lightning, lightning_resilience as r; "
+        "c = r.ResilienceCallback; "
+        "print(issubclass(c, lightning.pytorch.Callback), issubclass(c, pytorch_lightning.Callback))"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+
+    assert ran.stdout.split() == ["True", "True"]
