@@ -22,11 +22,15 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.callbacks import NoOpCallback
 from fsspec.implementations.local import LocalFileSystem
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 VARIABLE = "FAULTY_FILESYSTEM"
@@ -56,7 +60,7 @@ def _denied() -> BaseException:
     return error
 
 
-ERRORS = {
+ERRORS: dict[str, Callable[[], BaseException]] = {
     "reset": lambda: ConnectionResetError(errno.ECONNRESET, "connection reset by peer"),
     "busy": lambda: OSError(errno.EBUSY, "resource busy"),
     "denied": _denied,
@@ -156,8 +160,12 @@ class FaultPlan:
                     struck = rule
                     self._begin(number, now_s)
                     break
-            call = {"operation": operation, "path": path, "rank": os.environ.get("RANK", "")}
-            call |= {"at_s": now_s, "struck": struck is not None}
+            call: dict[str, Any] = {"operation": operation, "path": path}
+            call |= {
+                "rank": os.environ.get("RANK", ""),
+                "at_s": now_s,
+                "struck": struck is not None,
+            }
             with (self.folder / "calls.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(call) + "\n")
         return struck
@@ -204,7 +212,9 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
         if rule.slow_s and operation != "put_file":
             time.sleep(rule.slow_s)
         if rule.error:
-            raise ERRORS[rule.error]()
+            make = ERRORS[rule.error]
+            error = make()
+            raise error
         return rule
 
     def put_file(self, path1: Any, path2: Any, callback: Any = None, **kwargs: Any) -> None:

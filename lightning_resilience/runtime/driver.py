@@ -78,7 +78,7 @@ class Driver:
         self.clock = clock
         self.dice = dice
         self.sink = sink
-        self._interrupt = interrupt
+        self.interrupt = interrupt
         self._adopt = adopt
         self._local = threading.local()
         self._performers: dict[type, Callable[[Any], Any]] = {
@@ -160,7 +160,7 @@ class Driver:
         if since_s is None:
             self._local.waiting_since_s = now_s
         elif now_s - since_s >= _UNDISTURBED_S:
-            self._interrupt()
+            self.interrupt()
 
     def _call(self, effect: fx.Call) -> Any:  # noqa: ANN401 - whatever the work returns
         if effect.timeout_s is None:
@@ -187,7 +187,7 @@ class Driver:
         while not call.has_ended(within_s=min(PIECE_S, timeout_s)):
             stalled_s = call.stalled_for_s()
             if stalled_s >= _UNDISTURBED_S:
-                self._interrupt()
+                self.interrupt()
             _raise_if_stalled(stalled_s, timeout_s)
             spoken_at_s = self._speak(effect.voice, stalled_s, spoken_at_s)
             beaten_at_s = self._beat(effect.beat, beaten_at_s)

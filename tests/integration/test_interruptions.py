@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-NAMES = {signal.SIGINT: "SystemExit", signal.SIGTERM: "SIGTERMException"}
+NAMES: dict[int, str] = {signal.SIGINT: "SystemExit", signal.SIGTERM: "SIGTERMException"}
 """How Lightning leaves ``fit``: after Ctrl-C it exits with code 1."""
 PROMPT_S = 1.0
 PEER_S = 5.0

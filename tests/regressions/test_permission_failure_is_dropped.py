@@ -45,7 +45,7 @@ def test_a_dropped_permission_failure_fails_on_all_ranks_and_removes_nothing(
     warm_python: WarmPython,
     tmp_path: Path,
 ) -> None:
-    """Storage is asked whether the checkpoint is there; if not, both ranks fail, and none is lost."""
+    """Storage is asked whether the checkpoint is there; if not, both ranks fail, none is lost."""
     # Each save is one call: the stock IO is replaced by a put, another one opens the file.
     rule = Rule(operations=("open",) if own else ("put_file",), error="denied", first=2)
     job = Job(

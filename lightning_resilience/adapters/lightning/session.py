@@ -22,7 +22,7 @@ from lightning_resilience.adapters.lightning.breakers import Breakers
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished, CheckpointRemoved
 from lightning_resilience.core.joint import error_of, report_of
-from lightning_resilience.core.outcome import operation_class
+from lightning_resilience.core.outcome import FailureClass, operation_class
 from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.guard import Guarded, GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
@@ -248,8 +248,7 @@ class Session:
 
         return Part(run=partial(guard, circuit, call), detail=detail, outcome=report)
 
-    @staticmethod
-    def _raise(result: JointResult, seq: int) -> None:
+    def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error
         if error is not None and not isinstance(error, Exception):
             # An interruption: the others have been told, and this rank goes on being interrupted.
@@ -257,6 +256,9 @@ class Session:
         joint_error = error_of(result.final, seq=seq)
         if joint_error is None:
             return
+        if joint_error.outcome == FailureClass.CANCELLED.value:
+            # Where this rank was interrupted as well, that is what it leaves with.
+            self.driver.interrupt()
         root = error.__cause__ if isinstance(error, ResilienceError) and error.__cause__ else error
         raise joint_error from root
 

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import re
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# Most of what follows is against the types.
+make: Any = ResilienceCallback
 GROUPS = {"retry": RetryPolicy, "breaker": BreakerConfig, "joint": JointConfig}
 NO_NUMBERS = ("five", None, True, math.nan, math.inf, [1])
 
@@ -54,7 +57,7 @@ def test_a_value_out_of_range_names_option_value_and_what_is_allowed(
 ) -> None:
     """Of each option, everything that is no such number or word."""
     with pytest.raises(ConfigError) as caught:
-        ResilienceCallback(**{group: {name: value}})
+        make(**{group: {name: value}})
 
     text = str(caught.value)
     assert re.search(rf"\b{name}={re.escape(repr(value))}", text) or f"{name}=" in text
@@ -87,7 +90,7 @@ def test_contradictions_name_both_options_and_values(
 ) -> None:
     """Two options that do not go together are named, both, with their values."""
     with pytest.raises(ConfigError) as caught:
-        ResilienceCallback(**options)
+        make(**options)
 
     assert first in str(caught.value)
     assert second in str(caught.value)
@@ -107,7 +110,7 @@ def test_an_unknown_name_is_answered_with_the_right_one(
 ) -> None:
     """A misspelt name, or one in the wrong group, is named and answered."""
     with pytest.raises(ConfigError) as caught:
-        ResilienceCallback(**options)
+        make(**options)
 
     assert repr(name) in str(caught.value)
     assert hint in str(caught.value)
@@ -118,7 +121,7 @@ def test_an_unknown_name_is_answered_with_the_right_one(
 def test_a_word_that_is_none_of_the_allowed_is_refused(name: str, value: Any) -> None:
     """The error lists the words that there are."""
     with pytest.raises(ConfigError, match=rf"{name}={re.escape(repr(value))}.*'wait'"):
-        ResilienceCallback(**{name: value})
+        make(**{name: value})
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -126,7 +129,7 @@ def test_a_word_that_is_none_of_the_allowed_is_refused(name: str, value: Any) ->
 def test_what_is_no_mapping_is_refused(group: str, value: Any) -> None:
     """A group of options is a config or a mapping."""
     with pytest.raises(ConfigError, match="mapping"):
-        ResilienceCallback(**{group: value})
+        make(**{group: value})
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,6 @@ def test_what_is_no_mapping_is_refused(group: str, value: Any) -> None:
     [
         ({"store": "redis://host:1"}, "store"),
         ({"store": "tcp://host"}, "store"),
-        ({"store": 29400}, "store"),
         ({"store": 29400}, "store"),
         ({"run_id": 7}, "run_id"),
         ({"run_id": ""}, "run_id"),
@@ -150,32 +152,32 @@ def test_other_options_are_checked_when_the_callback_is_made(
 ) -> None:
     """What is no store, name, mapping, function or folder is refused at once, by name."""
     with pytest.raises(ConfigError, match=rf"\b{names}\b"):
-        ResilienceCallback(**options)
+        make(**options)
 
 
 def test_an_unknown_option_of_the_callback_is_refused_by_name() -> None:
     """A misspelt keyword is an error with its name, its value and the nearest that there is."""
-    with pytest.raises(ConfigError, match="'on_outrage' .*'wait'.*'on_outage'"):
-        ResilienceCallback(on_outrage="wait")
+    with pytest.raises(ConfigError, match=r"'on_outrage' .*'wait'.*'on_outage'"):
+        make(on_outrage="wait")
 
 
 def test_an_option_of_a_group_is_sent_there() -> None:
     """Options of the groups are no keywords of the callback, and the error says whose they are."""
-    with pytest.raises(ConfigError, match="'max_attempts'.*RetryPolicy"):
-        ResilienceCallback(max_attempts=3)
+    with pytest.raises(ConfigError, match=r"'max_attempts'.*RetryPolicy"):
+        make(max_attempts=3)
 
 
 @pytest.mark.parametrize("name", ["on_outage", "on_store_loss"])
 def test_a_word_that_is_given_twice_is_refused(name: str) -> None:
     """Which of two contradicting words counts is not for us to guess."""
     with pytest.raises(ConfigError, match=f"{name} is given twice"):
-        ResilienceCallback(**{name: "wait", "joint": {name: "wait"}})
+        make(**{name: "wait", "joint": {name: "wait"}})
 
 
 def test_a_secret_of_the_wrong_kind_is_not_shown() -> None:
     """What was passed as options of the storage may hold a password."""
     with pytest.raises(ConfigError) as caught:
-        ResilienceCallback(storage_options="password=hunter2")
+        make(storage_options="password=hunter2")
 
     assert "hunter2" not in str(caught.value)
 
@@ -191,11 +193,10 @@ def test_what_contradicts_the_trainer_is_refused_before_training(
     joint: dict[str, Any], expected: str, spool: Path
 ) -> None:
     """The process group's timeout is known in ``setup`` only, and that is before the first step."""
-    callback = ResilienceCallback(joint=joint)
+    callback = make(joint=joint)
+    trainer: Any = object.__new__(Trainer)
     strategy = DDPStrategy(timeout=timedelta(seconds=20))
-    trainer = object.__new__(Trainer)
-    trainer._accelerator_connector = type("_", (), {"strategy": strategy})()
-    trainer._callback_connector = None
+    trainer._accelerator_connector = SimpleNamespace(strategy=strategy)
     trainer.callbacks = [callback]
 
     with pytest.raises(ConfigError, match=expected):

@@ -45,5 +45,5 @@ def test_a_listing_is_probed_in_the_listed_folder(faulty: Callable[..., Job]) ->
     fit(job)
 
     assert names(job) == job.expected
-    probed = [call["path"] for call in plan_in_use().calls("info")][0]
+    probed = next(call["path"] for call in plan_in_use().calls("info"))
     assert probed == job.folder.removeprefix("faulty://")
