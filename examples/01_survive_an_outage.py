@@ -298,7 +298,7 @@ class ProxyHandler(http.server.BaseHTTPRequestHandler):
     """Forwards, refuses or resets one connection's requests."""
 
     protocol_version = "HTTP/1.1"
-    server: ProxyServer
+    server: ProxyServer  # type: ignore[mutable-override] # made by that server alone
 
     def handle_request(self) -> None:
         """Serve one request."""
@@ -367,9 +367,12 @@ class ProxyHandler(http.server.BaseHTTPRequestHandler):
 def child(command: list[str], log: Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process in a group of its own, and leave nothing of it behind."""
     with log.open("wb") as output:
-        command, streams = [sys.executable, *command], {"stdout": output, "stderr": output}
         process = subprocess.Popen(
-            command, env=os.environ | settings, start_new_session=True, **streams
+            [sys.executable, *command],
+            env=os.environ | settings,
+            start_new_session=True,
+            stdout=output,
+            stderr=output,
         )
     try:
         yield process

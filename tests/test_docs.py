@@ -215,7 +215,11 @@ def test_the_reference_lists_the_arguments_of_the_callback() -> None:
 
     listed = [(names_in(row[0])[0], row[1]) for row in table_of(REFERENCE, "arguments")]
 
-    assert listed == [(parameter.name, str(parameter.default)) for parameter in parameters]
+    assert listed == [
+        (parameter.name, str(parameter.default))
+        for parameter in parameters
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
 
 
 def test_the_reference_lists_every_event_with_its_keys() -> None:

@@ -46,7 +46,6 @@ from fsspec import AbstractFileSystem
 
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info, protocols
 from lightning_resilience.adapters.private_filesystem import (
-    dependency_name,
     private_filesystem,
     private_instance,
     renew_client,
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
 __all__ = [
     "OPERATIONS",
     "Runner",
-    "dependency_name",
     "guarded",
     "private_filesystem",
     "renew_client",

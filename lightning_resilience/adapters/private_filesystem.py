@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import types
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from fsspec.core import url_to_fs
 
-from lightning_resilience.adapters.object_store import protocols, strip_protocol
-from lightning_resilience.adapters.staging import mount_point
+from lightning_resilience.adapters.object_store import protocols
 
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
-__all__ = ["dependency_name", "private_filesystem", "private_instance", "renew_client"]
+__all__ = ["private_filesystem", "private_instance", "renew_client"]
 
 # gcsfs has no option for the number of its attempts; these are what its decorator repeats.
 _GCSFS_RETRIED = ("_request", "_get_file_request", "_get_file_concurrent")
@@ -94,27 +92,6 @@ def _one_request(config_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     retries = {**(config_kwargs.get("retries") or {}), "total_max_attempts": 1}
     return {**session_options(), **config_kwargs, "retries": retries}
-
-
-def dependency_name(fs: AbstractFileSystem, path: str) -> str:
-    """Return the name of what an operation on ``path`` depends on, without credentials.
-
-    Returns:
-        ``file://<mount point>``, ``memory://`` or ``<protocol>://<bucket or host>``.
-    """
-    name = protocols(fs)[0]
-    if name == "file":
-        return f"file://{mount_point(strip_protocol(fs, path))}"
-    if name == "memory":
-        return "memory://"
-    host = getattr(fs, "host", None)
-    if "://" in path:
-        place = urlsplit(path).netloc
-    elif isinstance(host, str):
-        place = host
-    else:
-        place = strip_protocol(fs, path).lstrip("/").split("/")[0]
-    return f"{name}://{place.rpartition('@')[2]}"
 
 
 def _undecorate(fs: AbstractFileSystem) -> None:

@@ -20,7 +20,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -42,6 +42,7 @@ __all__ = [
     "filesystem_kind",
     "is_staging_name",
     "mount_point",
+    "mount_point_by_name",
     "spool_directory",
     "stage",
     "staging_name",
@@ -53,6 +54,7 @@ SPOOL_VARIABLE = "LIGHTNING_RESILIENCE_SPOOL_DIR"
 _PREFIX, _SUFFIX = ".resilience-", ".staged"
 # Linux writes at most 2 GiB - 4 KiB in one call, and a mark of progress per call is wanted anyway.
 _WRITE_BYTES = 16 * 2**20
+_SYNCHRONISED_BYTES = 256 * 2**20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _VOLATILE_KINDS = frozenset({"tmpfs", "ramfs"})
 _NETWORK_KINDS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph"})
@@ -95,6 +97,7 @@ class StagedWriter(io.RawIOBase):
         self.path = path
         self.size_bytes = 0
         self._token = token
+        self._unsynced_bytes = 0
         self._hash = xxhash.xxh3_128()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         with _naming_the_full(path):
@@ -128,10 +131,19 @@ class StagedWriter(io.RawIOBase):
                 written = os.write(self._fd, piece)
             self._hash.update(piece[:written])
             position += written
+            self._synchronise_some(written)
             if self._token is not None:
                 self._token.progress()
         self.size_bytes += position
         return position
+
+    def _synchronise_some(self, written: int) -> None:
+        # One fsync of everything at the end may take minutes, and shows no progress meanwhile.
+        self._unsynced_bytes += written
+        if self._unsynced_bytes >= _SYNCHRONISED_BYTES:
+            self._unsynced_bytes = 0
+            with _naming_the_full(self.path):
+                os.fdatasync(self._fd)
 
     def finish(self) -> Staged:
         """Synchronise the file with its disk and close it.
@@ -209,6 +221,31 @@ def mount_point(path: str) -> str:
     while not place.is_mount() and place != place.parent:
         place = place.parent
     return str(place)
+
+
+def mount_point_by_name(path: str) -> str:
+    """Return the mount point that ``path`` lies below by its name alone.
+
+    Unlike :func:`mount_point` it asks the filesystem nothing: one that is ill would answer with an
+    error, or never. A link that leads to another filesystem is not seen through.
+    """
+    place = PurePath(os.path.abspath(path))  # noqa: PTH100 - resolve would ask the filesystem
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return place.anchor
+    fields = (line.split() for line in lines)
+    mounts = {PurePath(_unescaped(found[1])) for found in fields if found[1:]}
+    return str(max((mount for mount in mounts if place.is_relative_to(mount)), key=_depth))
+
+
+def _unescaped(mount: str) -> str:
+    # The kernel writes white space and backslashes as three octal digits.
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount)
+
+
+def _depth(place: PurePath) -> int:
+    return len(place.parts)
 
 
 def filesystem_kind(path: str) -> str:

@@ -8,14 +8,17 @@ gets a fresh one. Nothing here decides or repeats anything.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info
-from lightning_resilience.adapters.private_filesystem import dependency_name, private_filesystem
-from lightning_resilience.adapters.staging import discard, stage
+from lightning_resilience.adapters.private_filesystem import private_filesystem
+from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
 from lightning_resilience.errors import CheckpointError
 
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["Place", "Storage", "redacted"]
+__all__ = ["Place", "Storage", "dependency_of", "redacted"]
 
 # What filesystems call the things that a new version of a file does not share with the old one.
 _STAMPS = (
@@ -41,6 +44,21 @@ def redacted(url: str) -> str:
     return re.sub(r"(?<=://)[^/@]*@", "", url)
 
 
+def dependency_of(url: str) -> str:
+    """Return the name of the storage that ``url`` is on, without credentials.
+
+    Asks nobody, because the storage may be ill: a file's mount point is looked up in the kernel's
+    list, by name, and no client is made.
+
+    Returns:
+        ``file://<mount point>`` or ``<protocol>://<bucket or host>``.
+    """
+    parts = urlsplit(url)
+    if "://" not in url or parts.scheme in {"file", "local"}:
+        return f"file://{mount_point_by_name(parts.path if '://' in url else url)}"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A URL with the client that reaches it now.
@@ -49,13 +67,11 @@ class Place:
         store: Whole files on this storage.
         fs: The private filesystem under it.
         path: The path as that filesystem wants it.
-        dependency: Name of the storage, without credentials.
     """
 
     store: FsspecObjectStore
     fs: AbstractFileSystem
     path: str
-    dependency: str
 
 
 class Storage:
@@ -71,6 +87,10 @@ class Storage:
         self._spool = spool
         self._clients: dict[str, AbstractFileSystem] = {}
 
+    @cached_property
+    def _spool_directory(self) -> str:
+        return self._spool()
+
     def with_options(self, options: Mapping[str, Any] | None) -> Storage:
         """Return clients for one call that brings options of its own; this where it has none."""
         if not options:
@@ -85,9 +105,9 @@ class Storage:
             fs, _ = private_filesystem(url, self._options)
             self._clients[root] = fs
         path = str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec has no public name for it
-        spool = "" if "file" in fs.protocol else self._spool()
+        spool = "" if "file" in fs.protocol else self._spool_directory
         store = FsspecObjectStore(fs, spool_directory=spool)
-        return Place(store=store, fs=fs, path=path, dependency=dependency_name(fs, path))
+        return Place(store=store, fs=fs, path=path)
 
     def rebuild(self, url: str) -> None:
         """Forget the client of ``url``: the next attempt makes a fresh one."""
@@ -151,3 +171,12 @@ class Storage:
             place.store.remove(place.path)
         finally:
             discard(staged_path)
+            if place.store.is_local:
+                _remove_if_empty(Path(place.path).parent)
+
+
+def _remove_if_empty(probes: Path) -> None:
+    # Another probe may be there, or another of our files: then the directories stay.
+    with contextlib.suppress(OSError):
+        probes.rmdir()
+        probes.parent.rmdir()

@@ -73,7 +73,8 @@ def open_store(
         host, port = parse_store_url(store)
         return TorchStore.connect(host, port, timeout_s=timeout_s)
     if isinstance(store, SharedStore):
-        return store
+        # A handle of our own: who closes it must not close the user's.
+        return store.watcher()
     if store is not None:
         return _wrap_named(store, timeout_s=timeout_s)
     found = store_of_default_group(timeout_s=timeout_s)

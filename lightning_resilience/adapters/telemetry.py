@@ -68,6 +68,10 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"attempt {e.attempt} at {e.operation} of {e.target} on {e.dependency} was abandoned after "
         f"{e.timeout_s:g} s without progress"
     ),
+    ev.CallStalled: lambda e: (
+        f"{e.operation} of {e.target} on {e.dependency} has made no progress for "
+        f"{e.stalled_s:.1f} s; it is abandoned after {e.timeout_s:g} s"
+    ),
     ev.RetryScheduled: lambda e: (
         f"attempt {e.attempt} at {e.operation} of {e.target} on {e.dependency} follows in "
         f"{e.delay_s:.2f} s (after {e.failure})"
@@ -92,7 +96,9 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"{e.op} {e.seq}: no sign of life from rank {', '.join(map(str, e.ranks))} for "
         f"{e.silent_s:.1f} s"
     ),
-    ev.StoreLost: lambda e: f"{e.op}: the shared store does not answer: {e.error}",
+    ev.StoreLost: lambda e: (
+        f"{e.op}: the shared store has not answered for {e.lost_for_s:.1f} s: {e.error}"
+    ),
     ev.StoreReturned: lambda e: (
         f"{e.op}: the shared store answers again after {e.lost_for_s:.1f} s"
     ),

@@ -45,8 +45,9 @@ class BreakerConfig:
         probe_timeout_s: Time that a probe has, in seconds, > 0.
         probe_lease_s: Time after which a silent prober is taken for dead, in seconds.
         reopen_failures: Failures while recovering that open the circuit again, ≥ 1.
-        max_concurrent: Calls in flight over the whole job, ≥ 1.
-        ramp_start: Calls in flight right after a probe, ≥ 1, at most ``max_concurrent``.
+        max_concurrent: Limit at which a circuit has recovered, ≥ 1.
+        ramp_start: Limit right after a probe, ≥ 1, at most ``max_concurrent``; doubles with each
+            success.
 
     Raises:
         ConfigError: An option is out of range or contradicts another.
@@ -63,7 +64,7 @@ class BreakerConfig:
     probe_timeout_s: float = option(4.0, why="a small object")
     probe_lease_s: float = option(8.0, why="≥ 1.5 · (`probe_timeout_s` + 0.5) + 1")
     reopen_failures: int = option(3, why="as the trip")
-    max_concurrent: int = option(16, why="one read of 17 keys")
+    max_concurrent: int = option(16, why="the ramp ends here, four successes after a probe")
     ramp_start: int = option(1, why="gentle: doubles with each success")
 
     def __post_init__(self) -> None:

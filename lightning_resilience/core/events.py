@@ -19,6 +19,7 @@ __all__ = [
     "AttemptFailed",
     "BreakerChanged",
     "CallAbandoned",
+    "CallStalled",
     "CheckpointPublished",
     "CheckpointRemoved",
     "DependencyAwaited",
@@ -134,8 +135,19 @@ class CallAbandoned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallStalled(Event):
+    """A call has made no progress for a while. Emitted again and again until it ends."""
+
+    dependency: str
+    operation: str
+    target: str
+    stalled_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryScheduled(Event):
-    """A failed attempt will be repeated after a delay."""
+    """A failed attempt will be repeated after a delay. Emitted again during a long one."""
 
     dependency: str
     operation: str
@@ -204,10 +216,11 @@ class RanksLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreLost(Event):
-    """The shared store did not answer; this rank tries to reach it again."""
+    """The shared store does not answer; this rank tries to reach it. Emitted again meanwhile."""
 
     op: str
     error: str
+    lost_for_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,4 +255,3 @@ class CheckpointRemoved(Event):
     """A checkpoint was removed, or was already absent."""
 
     path: str
-    attempts: int

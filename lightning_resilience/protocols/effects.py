@@ -53,6 +53,7 @@ __all__ = [
     "Protocol",
     "Set",
     "Sleep",
+    "Voice",
     "WaitFor",
 ]
 
@@ -137,11 +138,22 @@ class Nonce:
 class Beat:
     """A key to write while something long runs, so that others see that this rank lives.
 
-    The value written is a number that grows, so that each beat changes the bytes.
+    The value written is a fresh nonce, so that each beat changes the bytes.
     """
 
     key: str
     every_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What to report while a call makes no progress, so that a hang is not a silence.
+
+    ``event`` makes it from the seconds since the last mark of progress.
+    """
+
+    every_s: float
+    event: Callable[[float], Event]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +162,15 @@ class Call:
 
     Without a timeout ``work`` runs inline and cannot be abandoned. With one it runs in a daemon
     thread; after ``timeout_s`` seconds without a mark of progress its cancel token is set, its
-    result is discarded and ``CallTimeoutError`` is thrown into the protocol.
+    result is discarded and ``CallTimeoutError`` is thrown into the protocol. ``is_leased`` work has
+    ``timeout_s`` in all, whatever its progress: it must not outlive its holder's lease.
     """
 
     work: Callable[[CancelToken], Any]
     timeout_s: float | None = None
+    is_leased: bool = False
     beat: Beat | None = None
+    voice: Voice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,14 @@ raised.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.breaker import BreakerState, passes
 from lightning_resilience.core.events import (
     AttemptFailed,
     CallAbandoned,
+    CallStalled,
     RetriesExhausted,
     RetryScheduled,
 )
@@ -33,7 +35,7 @@ from lightning_resilience.core.outcome import OK, FailureClass, Outcome
 from lightning_resilience.core.retry import RetryAction, RetryState, deadline_at_s, decide
 from lightning_resilience.errors import CallTimeoutError, CircuitOpenError, RetriesExhaustedError
 from lightning_resilience.protocols.circuit import refresh, report
-from lightning_resilience.protocols.effects import Call, Draw, Emit, Now, Sleep
+from lightning_resilience.protocols.effects import Call, Draw, Emit, Now, Sleep, Voice
 from lightning_resilience.protocols.probe import await_passage
 
 
@@ -145,7 +147,7 @@ def guard(
             error.attempts = state.attempts
             error.last_error = ended.outcome.error
             raise error from ended.error
-        ended = yield from _attempt(call)
+        ended = yield from _attempt(circuit, call)
         healthy = yield from _ended_under_closed(circuit, view, ended)
         yield from _tell(circuit, call, ended, attempt=state.attempts + 1)
         yield from report(circuit, ended.outcome, epoch=view.record.epoch)
@@ -167,9 +169,13 @@ def _timeout_s(call: GuardedCall) -> float:
     return call.policy.stall_timeout_s if call.timeout_s is None else call.timeout_s
 
 
-def _attempt(call: GuardedCall) -> Protocol[_Ended]:
+def _attempt(circuit: Circuit, call: GuardedCall) -> Protocol[_Ended]:
     try:
-        value = yield Call(call.work, timeout_s=_timeout_s(call))
+        value = yield Call(
+            call.work,
+            timeout_s=_timeout_s(call),
+            voice=Voice(call.patience.voice_s, partial(_stalled, circuit, call)),
+        )
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -250,16 +256,39 @@ def _prepare(
     if view is not None and not passes(view.record):
         # The circuit has just opened: the gate decides when to come back, not the backoff.
         return
-    if decision.delay_s > 0:
-        yield Emit(
-            RetryScheduled(
-                dependency=circuit.dependency,
-                operation=call.operation,
-                target=call.target,
-                attempt=decision.state.attempts + 1,
-                failure=ended.failure,
-                delay_s=decision.delay_s,
-                error=ended.outcome.error,
-            )
-        )
-        yield Sleep(decision.delay_s)
+    remaining_s = decision.delay_s
+    while remaining_s > 0:
+        yield Emit(_scheduled(circuit, call, ended, decision=decision, delay_s=remaining_s))
+        # In pieces, because the storage may ask to be left alone for longer than a silence may be.
+        piece_s = min(remaining_s, call.patience.voice_s)
+        yield Sleep(piece_s)
+        remaining_s -= piece_s
+
+
+def _scheduled(
+    circuit: Circuit,
+    call: GuardedCall,
+    ended: _Ended,
+    *,
+    decision: RetryDecision,
+    delay_s: float,
+) -> RetryScheduled:
+    return RetryScheduled(
+        dependency=circuit.dependency,
+        operation=call.operation,
+        target=call.target,
+        attempt=decision.state.attempts + 1,
+        failure=ended.failure,
+        delay_s=delay_s,
+        error=ended.outcome.error,
+    )
+
+
+def _stalled(circuit: Circuit, call: GuardedCall, stalled_s: float) -> CallStalled:
+    return CallStalled(
+        dependency=circuit.dependency,
+        operation=call.operation,
+        target=call.target,
+        stalled_s=stalled_s,
+        timeout_s=_timeout_s(call),
+    )

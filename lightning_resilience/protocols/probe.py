@@ -260,7 +260,7 @@ def _probe(
         detail = "this process was paused for too long after its claim"
         return ProbeReleased(epoch=epoch, holder=holder), False, detail
     try:
-        yield Call(patience.probe, timeout_s=config.probe_timeout_s)
+        yield Call(patience.probe, timeout_s=config.probe_timeout_s, is_leased=True)
     except GeneratorExit:
         raise
     except BaseException as error:

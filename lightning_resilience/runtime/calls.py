@@ -64,6 +64,7 @@ class RunningCall:
         clock: For the stall timeout.
         adopt: Runs in the new thread before the work, to take over what belongs to a thread (for
             example the current CUDA device).
+        may_extend: Whether a mark of progress starts the timeout anew.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class RunningCall:
         token: Token,
         clock: Clock,
         adopt: Callable[[], None],
+        may_extend: bool = True,
     ) -> None:
         self.token = token
+        self._may_extend = may_extend
         self._clock = clock
         self._ended = threading.Event()
         self._value: Any = None
@@ -101,7 +104,7 @@ class RunningCall:
 
     def stalled_for_s(self) -> float:
         """Seconds since the last mark of progress that the caller has noticed."""
-        if self.token.marks != self._marks:
+        if self._may_extend and self.token.marks != self._marks:
             self._marks = self.token.marks
             self._moved_at_s = self._clock.now_s()
         return self._clock.now_s() - self._moved_at_s

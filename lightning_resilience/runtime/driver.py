@@ -6,17 +6,18 @@ The driver is one loop: advance the protocol, perform the effect that it yields,
 back in or throw the failure. It holds no policy; what a protocol does about a failure is the
 protocol's business. The simulator is the other driver, and runs the same protocols.
 
-Any thread may run a protocol; each thread has its own helper for waits. An interruption (Ctrl-C, or
-whatever ``interrupt`` raises) takes effect within a fifth of a second in every wait. It is thrown
-into the protocol, which may still perform short store operations as its last words, and it is never
-swallowed.
+Any thread may run a protocol; each thread has its own helper for waits. Ctrl-C takes effect at
+once, and what ``interrupt`` raises within a second in every wait, but not in work that goes on: a
+call that makes progress, and the milliseconds that ranks wait for each other, are left alone. An
+interruption is thrown into the protocol, which may still perform short store operations as its last
+words, and it is never swallowed.
 """
 
 from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.core.events import StoreLost
 from lightning_resilience.errors import CallTimeoutError, StoreUnavailableError
@@ -36,6 +37,9 @@ __all__ = ["Driver"]
 
 T = TypeVar("T")
 
+# A wait is interrupted once it has lasted this long, plus a piece: in all, within a second.
+_UNDISTURBED_S: Final = 0.6
+
 
 def _nothing() -> None:
     return None
@@ -53,8 +57,9 @@ class Driver:
         clock: Where time passes.
         dice: Where chance comes from.
         sink: Where events go.
-        interrupt: Called at least every fifth of a second in every wait; what it raises ends the
-            wait. It is how a signal handler that only sets a flag interrupts one.
+        interrupt: Called several times a second in every wait that has lasted for more than half
+            a second; what it raises ends the wait. It is how a signal handler that only sets a flag
+            interrupts one.
         adopt: Called in the thread that makes a call with a timeout; returns what the call's own
             thread runs first (for example, set the same CUDA device).
     """
@@ -73,7 +78,7 @@ class Driver:
         self.clock = clock
         self.dice = dice
         self.sink = sink
-        self._interrupt = interrupt
+        self.interrupt = interrupt
         self._adopt = adopt
         self._local = threading.local()
         self._performers: dict[type, Callable[[Any], Any]] = {
@@ -108,6 +113,7 @@ class Driver:
         Raises:
             BaseException: What it raises, interruptions included.
         """
+        self._local.waiting_since_s = None
         advance: Callable[[], Effect] = partial(protocol.send, None)
         while True:
             try:
@@ -129,39 +135,70 @@ class Driver:
             bells.close()
 
     def _wait_for(self, effect: fx.WaitFor) -> bool:
-        self._interrupt()
         bells: Bells | None = getattr(self._local, "bells", None)
         if bells is None:
             bells = self._local.bells = Bells(self.store, clock=self.clock)
-        return bells.wait_for(effect.key, effect.timeout_s, check=self._interrupt)
+        found = bells.wait_for(effect.key, effect.timeout_s, check=self._look_around)
+        if found:
+            self._local.waiting_since_s = None
+        return found
 
     def _sleep(self, effect: fx.Sleep) -> None:
         ends_at_s = self.clock.now_s() + effect.duration_s
-        self._interrupt()
         while (remaining_s := ends_at_s - self.clock.now_s()) > 0:
             self.clock.sleep(min(remaining_s, PIECE_S))
-            self._interrupt()
+            self._look_around()
+
+    def _look_around(self) -> None:
+        """Let an interruption in, where this thread has been waiting for longer than it may.
+
+        A save that is going well has its waits too, of milliseconds: an interruption that came
+        before it must not be what fails it.
+        """
+        now_s = self.clock.now_s()
+        since_s: float | None = getattr(self._local, "waiting_since_s", None)
+        if since_s is None:
+            self._local.waiting_since_s = now_s
+        elif now_s - since_s >= _UNDISTURBED_S:
+            self.interrupt()
 
     def _call(self, effect: fx.Call) -> Any:  # noqa: ANN401 - whatever the work returns
         if effect.timeout_s is None:
             return effect.work(Token())
-        self._interrupt()
         token = Token()
         try:
-            return self._run_call(effect, effect.timeout_s, token)
+            value = self._run_call(effect, effect.timeout_s, token)
         except BaseException:
             # Also where it was interrupted before it had really begun.
             token.abandon()
             raise
+        self._local.waiting_since_s = None
+        return value
 
     def _run_call(self, effect: fx.Call, timeout_s: float, token: Token) -> Any:  # noqa: ANN401 - as above
-        call = RunningCall(effect.work, token=token, clock=self.clock, adopt=self._adopt())
-        beaten_at_s = self.clock.now_s()
+        call = RunningCall(
+            effect.work,
+            token=token,
+            clock=self.clock,
+            adopt=self._adopt(),
+            may_extend=not effect.is_leased,
+        )
+        beaten_at_s = spoken_at_s = self.clock.now_s()
         while not call.has_ended(within_s=min(PIECE_S, timeout_s)):
-            self._interrupt()
-            _raise_if_stalled(call, timeout_s)
+            stalled_s = call.stalled_for_s()
+            if stalled_s >= _UNDISTURBED_S:
+                self.interrupt()
+            _raise_if_stalled(stalled_s, timeout_s)
+            spoken_at_s = self._speak(effect.voice, stalled_s, spoken_at_s)
             beaten_at_s = self._beat(effect.beat, beaten_at_s)
         return call.result()
+
+    def _speak(self, voice: fx.Voice | None, stalled_s: float, spoken_at_s: float) -> float:
+        now_s = self.clock.now_s()
+        if voice is None or min(stalled_s, now_s - spoken_at_s) < voice.every_s:
+            return spoken_at_s
+        self.sink.emit(voice.event(stalled_s))
+        return now_s
 
     def _beat(self, beat: fx.Beat | None, beaten_at_s: float) -> float:
         now_s = self.clock.now_s()
@@ -175,8 +212,8 @@ class Driver:
         return now_s
 
 
-def _raise_if_stalled(call: RunningCall, timeout_s: float) -> None:
-    if call.stalled_for_s() < timeout_s:
+def _raise_if_stalled(stalled_s: float, timeout_s: float) -> None:
+    if stalled_s < timeout_s:
         return
     message = (
         f"The call made no progress for {timeout_s:g} s and was abandoned; its thread may still be "

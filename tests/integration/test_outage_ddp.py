@@ -161,7 +161,7 @@ def test_every_rank_reads_the_same_history(ill: Jobs) -> None:
     """At the end, the breaker's history is the same on both ranks, and shows the outage."""
     running = ill["put"]
 
-    breakers = [report["breakers"]["faulty://tmp:write"] for report in succeeded(running)]
+    breakers = [report["breakers"]["faulty://:write"] for report in succeeded(running)]
 
     assert breakers[0]["history"] == breakers[1]["history"]
     states = [state for _, state, _ in breakers[0]["history"]]
@@ -217,7 +217,7 @@ def test_a_permanent_error_takes_one_attempt_and_reaches_both_ranks(
     assert "permanent" in reports[1]["text"]
     assert "AccessDenied" in reports[1]["text"]
     assert "on rank 0" in reports[1]["text"]
-    history = reports[1]["breakers"]["faulty://tmp:write"]["history"]
+    history = reports[1]["breakers"]["faulty://:write"]["history"]
     assert [state for _, state, _ in history] == ["closed"]
 
 
@@ -371,6 +371,6 @@ def test_an_open_circuit_of_an_earlier_attempt_ends_in_a_probe_not_in_a_hang(
     reports = succeeded(second)
 
     assert second.names() == again.expected
-    states = [state for _, state, _ in reports[0]["breakers"]["faulty://tmp:write"]["history"]]
+    states = [state for _, state, _ in reports[0]["breakers"]["faulty://:write"]["history"]]
     assert "open" in states
     assert states[-1] in {"recovering", "closed"}

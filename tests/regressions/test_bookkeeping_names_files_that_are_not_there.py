@@ -79,7 +79,7 @@ def test_after_a_failure_the_books_name_only_what_is_there(
 def test_after_a_failure_the_score_is_that_of_the_best_file(faulty: Callable[..., Job]) -> None:
     """Scores, too, are what they were before the save that failed."""
     rule = Rule(operations=("put_file",), name="ckpt", error="denied", first=3)
-    job = faulty(rule, checkpoint={"save_top_k": 1, "monitor": "loss"}, steps=20)
+    job = faulty(rule, checkpoint={"save_top_k": 1, "monitor": "step", "mode": "max"}, steps=20)
     trainer = make_trainer(job)
 
     with pytest.raises(JointError):

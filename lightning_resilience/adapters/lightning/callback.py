@@ -20,14 +20,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from torch.distributed import Store
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
 from lightning_resilience.adapters.lightning.patches import Patches
-from lightning_resilience.adapters.lightning.session import (
-    BreakerReport,
-    Policy,
-    Session,
-    adopt_device,
-)
+from lightning_resilience.adapters.lightning.session import Session, adopt_device
 from lightning_resilience.adapters.lightning.signals import Termination
 from lightning_resilience.adapters.lightning.strategy import hook_strategy
 from lightning_resilience.adapters.staging import spool_directory
@@ -47,7 +43,7 @@ from lightning_resilience.core.outcome import with_user_classifier
 from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.core.validation import check_kind
-from lightning_resilience.errors import ConfigError, StoreError
+from lightning_resilience.errors import ConfigError
 from lightning_resilience.ports import SharedStore
 from lightning_resilience.protocols.joint import Member
 from lightning_resilience.runtime.driver import Driver
@@ -213,13 +209,17 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def _open_session(self, trainer: Any, environment: Environment) -> Session:
         timeout_s = namespaces.process_group_timeout_s(trainer)
-        check_relations(self._retry, self._breaker, self._joint, process_group_timeout_s=timeout_s)
+        if trainer.world_size > 1:
+            check_relations(
+                self._retry, self._breaker, self._joint, process_group_timeout_s=timeout_s
+            )
         rank = trainer.global_rank
         dice = SystemDice(rank=rank)
         # The one collective of ours, here where Lightning has some too: keys of an earlier start of
         # the same run are still in the launcher's store, and all ranks have to leave them alone.
-        fresh: tuple[str, str] = trainer.strategy.broadcast((dice.nonce(), dice.nonce()))
-        run_id = self._run_id or environment.run_id or fresh[0]
+        # And a variable that is set on one node only must not give its ranks keys of their own.
+        own_run_id = self._run_id or environment.run_id or dice.nonce()
+        run_id, incarnation = trainer.strategy.broadcast((own_run_id, dice.nonce()))
         store = self._store if self._store is not None else environment.store
         self._termination = Termination(trainer, self._patches)
         driver = Driver(
@@ -232,7 +232,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         )
         return Session(
             member=self._member(
-                Keys(run_id=run_id, incarnation=fresh[1]), trainer, timeout_s=timeout_s
+                Keys(run_id=run_id, incarnation=incarnation), trainer, timeout_s=timeout_s
             ),
             policy=Policy(
                 retry=self._retry,
@@ -263,9 +263,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._patches.undo()
         self._termination = None
         if session is not None:
-            # A store that is away at the end must not turn a finished run into a failed one.
-            with contextlib.suppress(StoreError):
-                self._reports = session.reports()
+            self._reports = session.reports()
             session.close()
         self._audible.close()
 

@@ -48,7 +48,7 @@ class StagedSave:
     def __init__(
         self, storage: Storage, url: str, checkpoint: object, *, nonce: Callable[[], str]
     ) -> None:
-        self._storage = storage
+        self.storage = storage
         self._url = url
         self._checkpoint = checkpoint
         self._nonce = nonce
@@ -62,13 +62,19 @@ class StagedSave:
             CheckpointError: The storage reports another size than was written, or nothing.
             OSError: What the filesystem or the storage raised.
         """
-        place = self._storage.place(self._url)
+        place = self.storage.place(self._url)
         staged = self._staged or self._stage(
             place.store.staging_path(place.path, self._nonce()), token
         )
         # A rename uses the staged file up, so it is not there for another attempt.
         self._staged = None if place.store.is_local else staged
-        place.store.publish(staged.path, place.path, token)
+        try:
+            place.store.publish(staged.path, place.path, token)
+        except BaseException:
+            if place.store.is_local:
+                # One copy of a large checkpoint for each attempt would fill the disk.
+                discard(staged.path)
+            raise
         found = place.store.size(place.path)
         if found != staged.size_bytes:
             there = "nothing is there" if found is None else f"{found} bytes are there"
@@ -104,7 +110,7 @@ class ForeignSave:
     def __init__(
         self, storage: Storage, url: str, write: Callable[[], Any], *, verify: bool
     ) -> None:
-        self._storage = storage
+        self.storage = storage
         self._url = url
         self._write = write
         self._verify = verify
@@ -117,11 +123,11 @@ class ForeignSave:
                 it may have been dropped because it is not allowed, and repeating has its limit.
         """
         token.raise_if_cancelled()
-        before = self._storage.stamp(self._url, token) if self._verify else None
+        before = self.storage.stamp(self._url, token) if self._verify else None
         self._write()
         if not self._verify:
             return
-        after = self._storage.stamp(self._url, token)
+        after = self.storage.stamp(self._url, token)
         if after is None:
             message = f"the CheckpointIO raised nothing, but {self._url} does not exist"
             raise OSError(message)

@@ -32,6 +32,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     LIST_DIRECTORY,
     checkpoint_callbacks,
     is_model_checkpoint,
+    sigterm_exception,
 )
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.errors import JointError, ResilienceError
@@ -70,7 +71,8 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
             callback, "_link_checkpoint", partial(_link, type(callback)._link_checkpoint, session)
         )
         for name in ("_save_topk_checkpoint", "_save_last_checkpoint"):
-            patches.replace(callback, name, partial(_keep_books, callback, getattr(callback, name)))
+            inner = getattr(callback, name)
+            patches.replace(callback, name, partial(_keep_books, callback, inner, session))
 
 
 def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
@@ -92,22 +94,31 @@ def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's argum
         vars(callback).pop(LIST_DIRECTORY, None)
         if before is not None:
             setattr(callback, LIST_DIRECTORY, before)
-    directory = os.fspath(callback.dirpath)
     if stage == "fit" and callback.save_top_k != 0:
-        _list(callback, session, directory)
-    # What is left for it are calls of single ranks, such as to_yaml.
-    patches.replace(callback, "_fs", session.guarded_filesystem(directory))
+        _list(callback, session, patches)
 
 
-def _list(callback: Any, session: Session, directory: str) -> None:
+def _list(callback: Any, session: Session, patches: Patches) -> None:
+    directory = os.fspath(callback.dirpath)
+    made: list[Any] = []
+
     def work(token: CancelToken) -> None:
         token.raise_if_cancelled()
+        # What is left for it afterwards are calls of rank 0 alone, such as to_yaml. It is made
+        # here, because making a client may ask the storage.
+        made[:] = [session.guarded_filesystem(directory)]
+        before = callback._fs
         callback._fs = session.storage.place(directory).fs
-        getattr(callback, LIST_DIRECTORY)(directory)
+        try:
+            getattr(callback, LIST_DIRECTORY)(directory)
+        finally:
+            callback._fs = before
 
     try:
         # With the slash it is a folder, and a probe asks for it and not for what is above it.
         session.on_rank_zero("list", f"{directory.rstrip('/')}/", work, kind="read")
+        if made:
+            patches.replace(callback, "_fs", made[0])
     except JointError as error:
         if error.outcome != FailureClass.PERMANENT.value:
             raise
@@ -139,7 +150,10 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     session.on_rank_zero("link", linkpath, work, kind="write")
 
 
-def _keep_books(callback: Any, inner: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def _keep_books(
+    callback: Any, inner: Callable[..., None], session: Session, *args: Any, **kwargs: Any
+) -> None:
+    operations = session.operations
     books = vars(callback)
     before = {
         name: dict(books[name]) if isinstance(books[name], dict) else books[name]
@@ -153,6 +167,9 @@ def _keep_books(callback: Any, inner: Callable[..., None], *args: Any, **kwargs:
             books.pop(name, None)
         books.update(before)
         raise
+    # Both conditions are the same on every rank, other than whether there is something to remove.
+    if session.operations > operations and (callback.save_top_k > 0 or callback.save_last):
+        session.clear_up(f"{os.fspath(callback.dirpath).rstrip('/')}/")
 
 
 def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
@@ -165,7 +182,7 @@ def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's
         return
     try:
         inner(trainer, pl_module, exception)
-    except Exception as error:  # noqa: BLE001 - noted; the exception that led here goes on
+    except (Exception, sigterm_exception(trainer)) as error:  # noqa: BLE001 - the first one goes on
         _note(exception, f"Saving a checkpoint on this exception failed as well: {error!r}")
         _log.warning("saving a checkpoint on an exception failed", exc_info=error)
 

@@ -16,6 +16,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,4 +133,8 @@ def writes_on_rank_zero(trainer: Any) -> bool:
 def process_group_timeout_s(trainer: Any) -> float:
     """Return the timeout of the process group in seconds; torch's default without one."""
     timeout = getattr(trainer.strategy, "_timeout", None)
+    if timeout is None and torch.distributed.is_initialized():
+        # The strategy has left it to torch, whose default depends on the backend.
+        backend = torch.distributed.get_backend()
+        timeout = torch.distributed.distributed_c10d._get_default_timeout(backend)
     return _DEFAULT_TIMEOUT_S if timeout is None else float(timeout.total_seconds())

@@ -3,17 +3,48 @@
 """Attributes that are replaced on an object, and put back.
 
 Only instances are touched, never classes: another Trainer in the same process sees nothing of it.
-What was set on the instance before is set again, and what was not is removed, in the reverse order.
+What was set on the instance before is set again, and what was not is removed, in reverse order.
+
+A replaced method stays behind when its owner is copied or sent to another process in the middle of
+a fit: the copy has the method of its class, as if nothing had been replaced.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 __all__ = ["Patches"]
 
 _ABSENT = object()
+
+
+class _Hook:
+    """A method that is replaced on one instance."""
+
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self._owner = owner
+        self._name = name
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The owner is being copied: by now it stands for its copy.
+        return _method_of_class, (self._owner, self._name)
+
+
+def _method_of_class(owner: Any, name: str) -> Any:
+    for kind in type(owner).__mro__:
+        if name in vars(kind):
+            return vars(kind)[name].__get__(owner, type(owner))
+    message = f"{type(owner).__name__} has no method {name!r}"
+    raise AttributeError(message)
 
 
 class Patches:
@@ -25,7 +56,7 @@ class Patches:
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name`` on the instance, and remember what was set there."""
         self._replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
-        setattr(owner, name, value)
+        setattr(owner, name, _Hook(owner, name, value) if callable(value) else value)
 
     def undo(self) -> None:
         """Put everything back. Idempotent."""

@@ -10,26 +10,22 @@ numbers.
 
 from __future__ import annotations
 
-import platform
-from dataclasses import dataclass
+import logging
+from dataclasses import replace
 from functools import partial
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from lightning_resilience.adapters.filesystem import guarded
+from lightning_resilience.adapters.lightning.breakers import Breakers
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished, CheckpointRemoved
-from lightning_resilience.core.joint import error_of, report_of, unavailable_error
-from lightning_resilience.core.outcome import operation_class
-from lightning_resilience.core.waiting import chunk_s
+from lightning_resilience.core.joint import error_of, report_of
+from lightning_resilience.core.outcome import FailureClass, operation_class
 from lightning_resilience.errors import ResilienceError
-from lightning_resilience.protocols.circuit import Circuit, begin, refresh
 from lightning_resilience.protocols.guard import Guarded, GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
-from lightning_resilience.protocols.persistent import Persistence, with_persistence
-from lightning_resilience.protocols.probe import Patience
 
 
 if TYPE_CHECKING:
@@ -37,55 +33,20 @@ if TYPE_CHECKING:
 
     from fsspec import AbstractFileSystem
 
+    from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
     from lightning_resilience.adapters.lightning.checkpoint_io import ForeignSave, StagedSave
     from lightning_resilience.adapters.storage import Storage
-    from lightning_resilience.core.breaker import BreakerConfig
-    from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.records import FinalRecord
-    from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import CancelToken
-    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.runtime.driver import Driver
 
 
-__all__ = ["BreakerReport", "Policy", "Session", "adopt_device"]
+__all__ = ["Session", "adopt_device"]
 
 T = TypeVar("T")
 
-# Rank 0 speaks at least this often while it waits; the promise is 30 s.
-_VOICE_S = 28.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerReport:
-    """What one rank knows of one breaker.
-
-    Args:
-        state: State of the shared record.
-        epoch: Epoch of the shared record.
-        history: Its last transitions as (epoch, state, reason), the same on every rank.
-        seen: The (epoch, state) that this rank saw on the way; a part of the history.
-    """
-
-    state: str
-    epoch: int
-    history: tuple[tuple[int, str, str], ...]
-    seen: tuple[tuple[int, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """How this job retries, breaks and classifies.
-
-    Args:
-        retry: The retry policy.
-        breaker: The breakers' configuration.
-        classify: Makes an outcome of an exception.
-    """
-
-    retry: RetryPolicy
-    breaker: BreakerConfig
-    classify: Callable[..., Outcome]
+_log = logging.getLogger(__name__)
 
 
 def adopt_device() -> Callable[[], None]:
@@ -94,14 +55,6 @@ def adopt_device() -> Callable[[], None]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch has no types here
         return partial(torch.cuda.set_device, torch.cuda.current_device())
     return lambda: None
-
-
-def _parent(url: str) -> str:
-    if url.endswith("/"):
-        # A folder itself. What is above it may be no place at all: a bucket has no parent.
-        return url[:-1]
-    scheme, separator, rest = url.rpartition("://")
-    return f"{scheme}{separator}{PurePosixPath(rest).parent}"
 
 
 class Session:
@@ -119,8 +72,9 @@ class Session:
         self.driver = driver
         self.storage = storage
         self._policy = policy
-        self._circuits: dict[str, Circuit] = {}
+        self._breakers = Breakers(member, policy=policy, driver=driver)
         self._seq = 0
+        self._removals: list[tuple[str, Callable[[CancelToken], Any]]] = []
 
     # Joint operations: all ranks, in the same order -----------------------------------------------
 
@@ -134,8 +88,13 @@ class Session:
             if save is None:
                 result = self._joint("save", url, None)
             else:
-                timeout_s = None if save.marks_progress else self._policy.retry.deadline_s
-                result = self._joint("save", url, save.attempt, timeout_s=timeout_s)
+                result = self._joint(
+                    "save",
+                    url,
+                    save.attempt,
+                    timeout_s=None if save.marks_progress else self._policy.retry.deadline_s,
+                    storage=save.storage,
+                )
         finally:
             if save is not None:
                 save.close()
@@ -152,15 +111,40 @@ class Session:
             )
 
     def remove(self, url: str, remove: Callable[[CancelToken], Any]) -> None:
-        """Remove a checkpoint; absent is success.
+        """Remove a checkpoint: at once where there is one rank, else with the next ``clear_up``.
+
+        Not joint: whether there is something to remove is decided by each rank for itself, from
+        metrics that may differ, and only rank 0's decision counts.
+        """
+        if self.member.rank == 0:
+            self._removals.append((url, remove))
+        if self.member.world_size == 1:
+            self.clear_up(url)
+
+    def clear_up(self, url: str) -> None:
+        """Carry out the removals that rank 0 has been asked for; absent is success.
+
+        Args:
+            url: The directory, or something in it: the same storage on every rank.
 
         Raises:
             JointError: The same on every rank.
         """
-        result = self._joint("remove", url, remove)
-        if result.value is not None:
-            attempts = result.value.attempts
-            self.driver.sink.emit(CheckpointRemoved(path=redacted(url), attempts=attempts))
+        self._joint("remove", url, self._remove_all)
+
+    @property
+    def operations(self) -> int:
+        """Number of joint operations so far, the same on every rank."""
+        return self._seq
+
+    def _remove_all(self, token: CancelToken) -> None:
+        # What is removed is taken off the list, so that an attempt goes on where the last ended.
+        while self._removals:
+            url, remove = self._removals[0]
+            remove(token)
+            token.progress()
+            self.driver.sink.emit(CheckpointRemoved(path=redacted(url)))
+            del self._removals[0]
 
     def exists(self, url: str) -> bool:
         """Tell whether a checkpoint exists: rank 0's answer, on every rank.
@@ -189,9 +173,10 @@ class Session:
         *,
         kind: str = "write",
         timeout_s: float | None = None,
+        storage: Storage | None = None,
     ) -> JointResult:
         self._seq += 1
-        circuit = self._circuit(url, kind)
+        circuit = self._breakers.circuit(url, kind)
         joint = Joint(
             op=op,
             seq=self._seq,
@@ -200,14 +185,15 @@ class Session:
             subject=redacted(url),
             workers=(0,),
             circuit=circuit,
-            patience=self._patience(url, kind),
+            patience=self._breakers.patience(url, kind, storage or self.storage),
             deadline_s=self._policy.retry.deadline_s,
         )
         part = None
         if self.member.rank == 0 and work is not None:
-            part = self._part(circuit, self._call(op, url, work, kind=kind, timeout_s=timeout_s))
+            call = self._call(op, url, work, kind=kind, timeout_s=timeout_s, storage=storage)
+            part = self._part(circuit, call)
         result = self.driver.run(perform(self.member, joint, part))
-        self._raise(result)
+        self._raise(result, joint.seq)
         return result
 
     def _call(
@@ -218,16 +204,18 @@ class Session:
         *,
         kind: str,
         timeout_s: float | None = None,
+        storage: Storage | None = None,
     ) -> GuardedCall:
+        storage = storage or self.storage
         return GuardedCall(
             work=work,
             operation=op,
             target=redacted(url),
             policy=self._policy.retry,
-            patience=self._patience(url, kind),
+            patience=self._breakers.patience(url, kind, storage),
             timeout_s=timeout_s,
-            rebuild=partial(self.storage.rebuild, url),
-            drop_caches=partial(self.storage.drop_caches, url),
+            rebuild=partial(storage.rebuild, url),
+            drop_caches=partial(storage.drop_caches, url),
         )
 
     # Guarded, by this rank alone ------------------------------------------------------------------
@@ -243,7 +231,9 @@ class Session:
         url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))
         kind = operation_class(operation)
         call = self._call(operation, url, work, kind=kind)
-        done: Guarded = self.driver.run(guard(self._circuit(url, kind), call))
+        done: Guarded = self._breakers.run(
+            operation, guard(self._breakers.circuit(url, kind), call)
+        )
         value: T = done.value
         return value
 
@@ -258,85 +248,45 @@ class Session:
 
         return Part(run=partial(guard, circuit, call), detail=detail, outcome=report)
 
-    def _raise(self, result: JointResult) -> None:
+    def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error
         if error is not None and not isinstance(error, Exception):
             # An interruption: the others have been told, and this rank goes on being interrupted.
             raise error
-        joint_error = error_of(result.final, seq=self._seq)
+        joint_error = error_of(result.final, seq=seq)
         if joint_error is None:
             return
+        if joint_error.outcome == FailureClass.CANCELLED.value:
+            # Where this rank was interrupted as well, that is what it leaves with.
+            self.driver.interrupt()
         root = error.__cause__ if isinstance(error, ResilienceError) and error.__cause__ else error
         raise joint_error from root
 
-    # Breakers -------------------------------------------------------------------------------------
-
-    def _circuit(self, url: str, kind: str) -> Circuit:
-        name = f"{self.storage.place(url).dependency}:{kind}"
-        circuit = self._circuits.get(name)
-        if circuit is None:
-            circuit = Circuit(
-                name,
-                config=self._policy.breaker,
-                keys=self.member.keys,
-                host=platform.node(),
-                hosts=1,  # only rank 0 touches the storage
-            )
-            self._run(begin(circuit, new_incarnation=self.member.rank == 0))
-            self._circuits[name] = circuit
-        return circuit
-
-    def _run(self, protocol: Protocol[Any]) -> Any:
-        member = self.member
-
-        def unavailable(lost_for_s: float, error: Exception) -> Exception:
-            return unavailable_error(
-                "begin", seq=self._seq, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
-            )
-
-        persistence = Persistence(op="begin", patience_s=member.store_patience_s, error=unavailable)
-        return self.driver.run(with_persistence(protocol, persistence))
-
-    def _patience(self, url: str, kind: str) -> Patience:
-        directory = _parent(url)
-        chunk = chunk_s(joint_timeout_s=self.member.timeout_s)
-        return Patience(
-            probe=self._probe(directory, kind),
-            classify=partial(self._policy.classify, reading=kind == "read"),
-            when_open="raise" if self.member.on_outage == "fail" else "wait",
-            chunk_s=chunk,
-            voice_s=_VOICE_S if self.member.rank == 0 else chunk,
-            # Rank 0 alone touches the storage: there is nobody to come back at the same time as.
-            spread_s=0.0,
-        )
-
-    def _probe(self, directory: str, kind: str) -> Callable[[CancelToken], None]:
-        if kind == "read":
-            return partial(self.storage.probe_read, directory)
-
-        def probe(token: CancelToken) -> None:
-            self.storage.probe_write(directory, self.driver.dice.nonce(), token)
-
-        return probe
-
     def reports(self) -> dict[str, BreakerReport]:
-        """Read every breaker's record once more, and return what this rank knows of it.
-
-        Raises:
-            StoreError: The shared store does not answer.
-        """
-        return {name: self._report(circuit) for name, circuit in self._circuits.items()}
-
-    def _report(self, circuit: Circuit) -> BreakerReport:
-        record = self.driver.run(refresh(circuit)).record
-        return BreakerReport(
-            state=record.state,
-            epoch=record.epoch,
-            history=tuple((entry.epoch, entry.state, entry.reason) for entry in record.history),
-            seen=circuit.seen,
-        )
+        """Return what this rank knows of every breaker, read anew where the store answers."""
+        return self._breakers.reports()
 
     def close(self) -> None:
-        """Let the helper thread and the connection go. Idempotent."""
+        """Do what is left to do, and let the helper thread and the connection go. Idempotent."""
+        try:
+            self._remove_the_rest()
+        finally:
+            self._removals.clear()
+            self._let_go()
+
+    def _remove_the_rest(self) -> None:
+        # Nobody waits here: a run that has ended, maybe by an exception, must end.
+        if not self._removals:
+            return
+        url = self._removals[0][0]
+        call = self._call("remove", url, self._remove_all, kind="write")
+        hasty = replace(call, patience=replace(call.patience, when_open="raise"))
+        try:
+            self._breakers.run("remove", guard(self._breakers.circuit(url, "write"), hasty))
+        except ResilienceError as error:
+            left = ", ".join(redacted(url) for url, _ in self._removals)
+            _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, error)
+
+    def _let_go(self) -> None:
         self.driver.close()
         self.driver.store.close()

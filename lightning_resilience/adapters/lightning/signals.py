@@ -14,6 +14,7 @@ once: what is saved on that exception may wait again.
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Termination"]
+
+_log = logging.getLogger(__name__)
 
 
 class Termination:
@@ -60,8 +63,12 @@ class Termination:
         """Raise Lightning's exception for SIGTERM, once for each signal."""
         if self._pending:
             self._pending = False
+            # Not in the handler, which may have interrupted another log call.
+            _log.info("SIGTERM was received: this wait ends, and training stops.")
             raise self._exception
 
     def acknowledge(self) -> None:
         """Take note that the Trainer is stopping already."""
-        self._pending = False
+        if self._pending:
+            self._pending = False
+            _log.info("SIGTERM was received: training stops.")

@@ -8,7 +8,6 @@ import copy
 import gc
 import pickle
 import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import fsspec
@@ -20,9 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from lightning_resilience.adapters import filesystem
 from lightning_resilience.adapters.filesystem import (
     OPERATIONS,
-    dependency_name,
     guarded,
-    private_filesystem,
     set_default_runner,
 )
 from lightning_resilience.core.outcome import operation_class
@@ -32,6 +29,7 @@ from tests.tokens import RecordingToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from lightning_resilience.ports import CancelToken
     from tests.s3_server import S3Server
@@ -494,32 +492,3 @@ def test_the_mark_of_a_guarded_operation_belongs_to_its_thread(
 
     assert filesystem._inside.token is None
     assert runner.operations == ["cat_file"]
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("memory://a/b", "memory://"),
-        ("s3://bucket/key", "s3://bucket"),
-        ("s3a://bucket/key", "s3://bucket"),
-        ("bucket/key", "s3://bucket"),
-        ("s3://user:secret@bucket/key", "s3://bucket"),
-    ],
-)
-def test_a_dependency_is_named_without_credentials(url: str, expected: str) -> None:
-    """One breaker for each bucket, whatever the path looks like."""
-    pytest.importorskip("s3fs")
-    protocol = "memory" if url.startswith("memory") else "s3"
-
-    assert dependency_name(fsspec.filesystem(protocol), url) == expected
-
-
-def test_a_local_dependency_is_its_mount_point(tmp_path: Path) -> None:
-    """Paths on one filesystem share a breaker, also those that do not exist yet."""
-    fs, path = private_filesystem(str(tmp_path / "not" / "yet"))
-    name = dependency_name(fs, path)
-
-    mount = Path(name.removeprefix("file://"))
-
-    assert mount.is_mount()
-    assert tmp_path.resolve().is_relative_to(mount)

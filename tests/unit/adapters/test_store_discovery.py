@@ -110,11 +110,15 @@ def test_a_store_of_torch_is_wrapped(server: dist.TCPStore) -> None:
     store.close()
 
 
-def test_a_shared_store_is_taken_as_it_is() -> None:
-    """Users may bring their own."""
+def test_a_shared_store_of_the_users_stays_open() -> None:
+    """What is closed at the end is a handle of our own, so a second fit finds the store open."""
     mine = MemoryStore()
 
-    assert open_store(mine, world_size=2) is mine
+    opened = open_store(mine, world_size=2)
+    opened.set("key", b"value")
+    opened.close()
+
+    assert mine.get("key") == b"value"
 
 
 def test_one_process_shares_with_itself() -> None:

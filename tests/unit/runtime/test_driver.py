@@ -529,22 +529,62 @@ def test_a_call_interrupted_as_it_begins_finds_its_token_set(
     assert [token.cancelled for token in tokens] == [True]
 
 
-def test_a_pending_interruption_prevents_a_wait(make_driver: Callable[..., Driver]) -> None:
-    """A flag that is set already ends a wait before it begins: no work is started."""
-    started: list[int] = []
+def test_a_pending_interruption_ends_every_wait_that_lasts(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """A flag that was set before ends sleeps, waits and calls without progress within a second."""
 
     def interrupt() -> None:
         raise StopRequested
 
+    over = threading.Event()
     for effect in (
-        fx.Sleep(0.0),
+        fx.Sleep(SIXTY_S),
         fx.WaitFor("never", SIXTY_S),
-        fx.Call(lambda _token: started.append(1), timeout_s=SIXTY_S),
+        fx.Call(lambda _token: over.wait(SIXTY_S), timeout_s=SIXTY_S),
     ):
+        began = time.monotonic()
         with pytest.raises(StopRequested):
             make_driver(interrupt=interrupt).run(one(effect))
+        assert time.monotonic() - began < 3.0
+    over.set()
 
-    assert started == []
+
+def test_a_pending_interruption_leaves_work_alone_that_goes_on(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """A save that was due when the signal came is made: a call with progress, and short waits."""
+
+    def interrupt() -> None:
+        raise StopRequested
+
+    def work(token: CancelToken) -> str:
+        for _ in range(15):
+            time.sleep(0.1)
+            token.progress()
+        return "saved"
+
+    def save() -> Protocol[str]:
+        yield fx.Sleep(0.01)
+        saved: str = yield fx.Call(work, timeout_s=SIXTY_S)
+        yield fx.Sleep(0.01)
+        return saved
+
+    assert make_driver(interrupt=interrupt).run(save()) == "saved"
+
+
+def test_many_short_waits_are_one_long_one(make_driver: Callable[..., Driver]) -> None:
+    """Retries whose delays are short each do not keep an interruption out for ever."""
+
+    def interrupt() -> None:
+        raise StopRequested
+
+    def retrying() -> Protocol[None]:
+        while True:
+            yield fx.Sleep(0.05)
+
+    with pytest.raises(StopRequested):
+        make_driver(interrupt=interrupt).run(retrying())
 
 
 # --- threads ---------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from lightning_resilience.adapters.lightning.session import _parent
+from lightning_resilience.adapters.lightning.breakers import _parent
 from tests.faulty_filesystem import Rule
 from tests.single_rank import fit, names, plan_in_use
 

@@ -1,0 +1,175 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The breakers of one rank: found by URL, waited for with patience, and reported on.
+
+One breaker stands before each storage and operation class that the job uses; its name is made from
+the URL alone, so that every rank has the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.adapters.storage import dependency_of
+from lightning_resilience.core.joint import unavailable_error
+from lightning_resilience.core.waiting import chunk_s
+from lightning_resilience.errors import InvalidTransitionError, StoreError
+from lightning_resilience.protocols.circuit import Circuit, begin, refresh
+from lightning_resilience.protocols.persistent import Persistence, with_persistence
+from lightning_resilience.protocols.probe import Patience
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.outcome import Outcome
+    from lightning_resilience.core.retry import RetryPolicy
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.joint import Member
+    from lightning_resilience.runtime.driver import Driver
+
+
+__all__ = ["BreakerReport", "Breakers", "Policy"]
+
+# Rank 0 speaks at least this often while it waits; the promise is 30 s.
+_VOICE_S: Final = 28.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerReport:
+    """What one rank knows of one breaker.
+
+    Args:
+        state: State of the shared record.
+        epoch: Epoch of the shared record.
+        history: Its last transitions as (epoch, state, reason), the same on every rank.
+        seen: The (epoch, state) that this rank saw on the way; a part of the history.
+    """
+
+    state: str
+    epoch: int
+    history: tuple[tuple[int, str, str], ...]
+    seen: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How this job retries, breaks and classifies.
+
+    Args:
+        retry: The retry policy.
+        breaker: The breakers' configuration.
+        classify: Makes an outcome of an exception.
+    """
+
+    retry: RetryPolicy
+    breaker: BreakerConfig
+    classify: Callable[..., Outcome]
+
+
+def _parent(url: str) -> str:
+    if url.endswith("/"):
+        # A folder itself. What is above it may be no place at all: a bucket has no parent.
+        return url[:-1]
+    scheme, separator, rest = url.rpartition("://")
+    return f"{scheme}{separator}{PurePosixPath(rest).parent}"
+
+
+class Breakers:
+    """The breakers that this rank has used.
+
+    Args:
+        member: Who this rank is.
+        policy: How to retry, break and classify.
+        driver: Runs protocols.
+    """
+
+    def __init__(self, member: Member, *, policy: Policy, driver: Driver) -> None:
+        self.policy = policy
+        self._member = member
+        self._driver = driver
+        self._circuits: dict[str, Circuit] = {}
+
+    def circuit(self, url: str, kind: str) -> Circuit:
+        """Return the breaker before ``url``; the first time, its record is read."""
+        name = f"{dependency_of(url)}:{kind}"
+        circuit = self._circuits.get(name)
+        if circuit is None:
+            circuit = Circuit(
+                name,
+                config=self.policy.breaker,
+                keys=self._member.keys,
+                host=platform.node(),
+                hosts=1,  # only rank 0 touches the storage
+            )
+            self.run("begin", begin(circuit, new_incarnation=self._member.rank == 0))
+            self._circuits[name] = circuit
+        return circuit
+
+    def run(self, op: str, protocol: Protocol[Any]) -> Any:
+        """Run a protocol that is not joint, and repeat its store operations as a joint one does.
+
+        Raises:
+            JointUnavailableError: The shared store did not answer for too long.
+        """
+        member = self._member
+
+        def unavailable(lost_for_s: float, error: Exception) -> Exception:
+            return unavailable_error(
+                op, seq=0, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
+            )
+
+        persistence = Persistence(op=op, patience_s=member.store_patience_s, error=unavailable)
+        return self._driver.run(with_persistence(protocol, persistence))
+
+    def patience(self, url: str, kind: str, storage: Storage) -> Patience:
+        """Return how to wait for the storage of ``url``, and how to find out that it is well."""
+        directory = _parent(url)
+        chunk = chunk_s(joint_timeout_s=self._member.timeout_s)
+        return Patience(
+            probe=self._probe(storage, directory, kind),
+            classify=partial(self.policy.classify, reading=kind == "read"),
+            when_open="raise" if self._member.on_outage == "fail" else "wait",
+            chunk_s=chunk,
+            voice_s=_VOICE_S if self._member.rank == 0 else chunk,
+            # Rank 0 alone touches the storage: there is nobody to come back at the same time as.
+            spread_s=0.0,
+        )
+
+    def _probe(self, storage: Storage, directory: str, kind: str) -> Callable[[CancelToken], None]:
+        if kind == "read":
+            return partial(storage.probe_read, directory)
+
+        def probe(token: CancelToken) -> None:
+            storage.probe_write(directory, self._driver.dice.nonce(), token)
+
+        return probe
+
+    def reports(self) -> dict[str, BreakerReport]:
+        """Read every breaker's record once more, and return what this rank knows of it.
+
+        Where the shared store does not answer, it is what this rank saw last.
+        """
+        return {name: self._report(circuit) for name, circuit in self._circuits.items()}
+
+    def _report(self, circuit: Circuit) -> BreakerReport:
+        with contextlib.suppress(StoreError):
+            self._driver.run(refresh(circuit))
+        if circuit.view is None:
+            message = f"the circuit of {circuit.dependency} is in use, but was never looked at"
+            raise InvalidTransitionError(message)
+        record = circuit.view.record
+        return BreakerReport(
+            state=record.state,
+            epoch=record.epoch,
+            history=tuple((entry.epoch, entry.state, entry.reason) for entry in record.history),
+            seen=circuit.seen,
+        )

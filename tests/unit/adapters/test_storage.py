@@ -1,0 +1,85 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Storage is named without asking it, and probed without leaving anything behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from lightning_resilience.adapters.storage import Storage, dependency_of, redacted
+from tests.tokens import RecordingToken
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("memory://a/b", "memory://a"),
+        ("s3://bucket/key", "s3://bucket"),
+        ("s3://user:secret@bucket/key", "s3://bucket"),
+        ("gs://bucket/a/b", "gs://bucket"),
+        ("sftp://user:secret@host:22/a", "sftp://host:22"),
+    ],
+)
+def test_a_dependency_is_named_without_credentials(url: str, expected: str) -> None:
+    """One breaker for each bucket or host, and no secret in its name."""
+    assert dependency_of(url) == expected
+    assert "secret" not in redacted(url)
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_local_dependency_is_its_mount_point(tmp_path: Path, prefix: str) -> None:
+    """Paths on one filesystem share a breaker, also those that do not exist yet."""
+    name = dependency_of(f"{prefix}{tmp_path / 'not' / 'yet'}")
+
+    mount = Path(name.removeprefix("file://"))
+
+    assert mount.is_mount()
+    assert tmp_path.resolve().is_relative_to(mount)
+
+
+def test_a_local_dependency_is_named_without_asking_the_filesystem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mount that answers nothing but errors still has its name, so that a breaker can open."""
+
+    def stale(*_args: object, **_kwargs: object) -> NoReturn:
+        raise OSError(116, "Stale file handle")
+
+    for question in ("stat", "lstat", "resolve", "is_mount"):
+        monkeypatch.setattr(Path, question, stale)
+
+    assert dependency_of("/proc/some/where.ckpt") == "file:///proc"
+
+
+def test_a_mount_point_with_white_space_is_read_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel's list escapes blanks; the name does not."""
+    table = "disk / ext4 rw 0 0\nnas /mnt/my\\040disk nfs rw 0 0\n"
+    monkeypatch.setattr(Path, "read_text", lambda _path, **_kwargs: table)
+
+    assert dependency_of("/mnt/my disk/a.ckpt") == "file:///mnt/my disk"
+
+
+def test_a_probe_of_a_directory_leaves_nothing_behind(tmp_path: Path) -> None:
+    """What a probe has written it removes, with the directories that it made for it."""
+    storage = Storage({}, spool=lambda: str(tmp_path))
+
+    storage.probe_write(str(tmp_path / "checkpoints"), "abc", RecordingToken())
+
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_probe_leaves_what_others_keep_beside_it(tmp_path: Path) -> None:
+    """Another file of ours in the same place stays."""
+    storage = Storage({}, spool=lambda: str(tmp_path))
+    neighbour = tmp_path / ".resilience" / "manifest.json"
+    neighbour.parent.mkdir()
+    neighbour.touch()
+
+    storage.probe_write(str(tmp_path), "abc", RecordingToken())
+
+    assert [path.name for path in neighbour.parent.iterdir()] == ["manifest.json"]
