@@ -60,11 +60,18 @@ def _denied() -> BaseException:
     return error
 
 
+def _expired() -> BaseException:
+    error = PermissionError("The provided token has expired")
+    error.__cause__ = ClientError("ExpiredToken")
+    return error
+
+
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "reset": lambda: ConnectionResetError(errno.ECONNRESET, "connection reset by peer"),
     "busy": lambda: OSError(errno.EBUSY, "resource busy"),
     "denied": _denied,
     "endpoint": lambda: EndpointConnectionError("Could not connect to the endpoint URL"),
+    "expired": _expired,
     "panic": lambda: PanicException("called `Result::unwrap()` on an `Err` value"),
     "missing": lambda: FileNotFoundError(errno.ENOENT, "it is gone"),
     "odd": lambda: RuntimeError("nobody knows this one"),
@@ -196,6 +203,7 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(auto_mkdir=True, **kwargs)
         self.plan = FaultPlan(os.environ[VARIABLE])
+        self.plan.strike("connect", str(kwargs.get("token", "")))
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from lightning.pytorch import Callback
 
 from lightning_resilience.adapters.lightning.breakers import _parent
 from tests.faulty_filesystem import Rule
+from tests.lightning_job import find, make_data, make_model, make_trainer
 from tests.single_rank import fit, names, plan_in_use
 
 
@@ -47,3 +49,33 @@ def test_a_listing_is_probed_in_the_listed_folder(faulty: Callable[..., Job]) ->
     assert names(job) == job.expected
     probed = next(call["path"] for call in plan_in_use().calls("info"))
     assert probed == job.folder.removeprefix("faulty://")
+
+
+class SavesWithAToken(Callback):
+    """A user's own save, with options of the storage for this call."""
+
+    def on_train_end(self, trainer: Any, *_args: Any) -> None:
+        """Save."""
+        folder = find(trainer, "ModelCheckpoint").dirpath
+        options = {"token": "mine", "skip_instance_cache": True}
+        trainer.save_checkpoint(f"{folder}/mine.ckpt", storage_options=options)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("error", ["expired", "reset"])
+def test_a_save_with_options_of_its_own_has_them_at_every_attempt(
+    error: str, faulty: Callable[..., Job]
+) -> None:
+    """A client that is made anew, and the client of a probe, have the options of that call."""
+    failures = {"expired": 1, "reset": 4}[error]
+    job = faulty(Rule(operations=("put_file",), name="mine", error=error, last=failures))
+    trainer = make_trainer(job)
+    trainer.callbacks.insert(0, SavesWithAToken())
+
+    trainer.fit(make_model(), make_data())
+
+    assert [name for name in names(job) if name.endswith("ckpt")] == ["mine.ckpt", *job.expected]
+    connected = [call["path"] for call in plan_in_use().calls("connect")]
+    mine = connected[connected.index("mine") :]
+    # fsspec makes one to look at the URL, and then we make ours: two for each client.
+    assert mine == ["mine"] * {"expired": 4, "reset": 2}[error]
