@@ -84,7 +84,7 @@ class Rule:
     """When a call is struck, and by what.
 
     Args:
-        operations: Names of the operations; empty for all.
+        operations: Names of the operations; empty for all requests.
         name: Part of the path, empty for any.
         error: Name in ``ERRORS`` of what is raised; empty for nothing.
         hang: The call does not come back until the folder of the plan has a file ``released``.
@@ -107,7 +107,9 @@ class Rule:
 
     def matches(self, operation: str, path: str) -> bool:
         """Tell whether a call is one of those that are numbered."""
-        return (not self.operations or operation in self.operations) and self.name in path
+        # To make a client is no request: an outage of everything begins with the first request.
+        meant = operation in self.operations or (not self.operations and operation != "connect")
+        return meant and self.name in path
 
 
 class FaultPlan:
