@@ -242,10 +242,17 @@ def refuse_unknown(owner: str, options: Mapping[str, object], *, allowed: Sequen
     if home is not None:
         hint = f" It is an option of {home}."
     message = (
-        f"{owner} has no option {name!r} (given as {options[unknown[0]]!r}).{hint} "
+        f"{owner} has no option {name!r} (given as {_shown(options[unknown[0]])}).{hint} "
         f"Allowed are: {', '.join(allowed)}."
     )
     raise ConfigError(message)
+
+
+def _shown(value: object) -> str:
+    # A misspelt storage_options holds passwords.
+    if isinstance(value, (str, int, float)) or value is None:
+        return repr(value)
+    return f"a {type(value).__name__}"
 
 
 def check_relations(
