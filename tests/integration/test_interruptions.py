@@ -32,6 +32,7 @@ PEER_S = 5.0
 
 OUTAGE = Rule(operations=("put_file",), error="reset")
 HANG = Rule(operations=("put_file",), hang=True)
+HANGING_REMOVAL = Rule(operations=("rm_file",), hang=True)
 
 
 @pytest.fixture
@@ -106,6 +107,27 @@ def test_a_signal_ends_the_wait_for_a_call_that_hangs(
     left_as_lightning_does(running, 0, number, sent_at_s=sent_at_s, hanging=1)
     peer = running.wait()[1]
     assert peer["ended_at_s"] - sent_at_s < PEER_S
+    assert (peer["error"], peer["outcome"], peer["first_rank"]) == ("JointError", "cancelled", 0)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_wait_for_a_removal_that_hangs(
+    number: int, start: Callable[..., Running]
+) -> None:
+    """A removal that was interrupted is not begun again on the way out."""
+    running = start(
+        HANGING_REMOVAL,
+        checkpoint={"save_top_k": 1},
+        options={"retry": {"stall_timeout_s": 30.0}},
+    )
+    running.until(lambda: bool(running.plan.calls("rm_file")), what="rank 0 hangs")
+
+    sent_at_s = interrupt(running, 0, number)
+
+    left_as_lightning_does(running, 0, number, sent_at_s=sent_at_s, hanging=1)
+    assert len(running.plan.calls("rm_file")) == 1
+    assert "remove by hand: faulty://" in running.ranks[0].text()
+    peer = running.wait()[1]
     assert (peer["error"], peer["outcome"], peer["first_rank"]) == ("JointError", "cancelled", 0)
 
 
