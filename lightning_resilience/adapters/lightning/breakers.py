@@ -8,7 +8,6 @@ the URL alone, so that every rank has the same one.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from dataclasses import dataclass
 from functools import partial
@@ -158,18 +157,28 @@ class Breakers:
 
         Where the shared store does not answer, it is what this rank saw last.
         """
-        return {name: self._report(circuit) for name, circuit in self._circuits.items()}
+        # A store that has just not answered is not asked again: each question may take its timeout.
+        answers = True
+        for circuit in self._circuits.values():
+            answers = answers and self._refresh(circuit)
+        return {name: _report(circuit) for name, circuit in self._circuits.items()}
 
-    def _report(self, circuit: Circuit) -> BreakerReport:
-        with contextlib.suppress(StoreError):
+    def _refresh(self, circuit: Circuit) -> bool:
+        try:
             self._driver.run(refresh(circuit))
-        if circuit.view is None:
-            message = f"the circuit of {circuit.dependency} is in use, but was never looked at"
-            raise InvalidTransitionError(message)
-        record = circuit.view.record
-        return BreakerReport(
-            state=record.state,
-            epoch=record.epoch,
-            history=tuple((entry.epoch, entry.state, entry.reason) for entry in record.history),
-            seen=circuit.seen,
-        )
+        except StoreError:
+            return False
+        return True
+
+
+def _report(circuit: Circuit) -> BreakerReport:
+    if circuit.view is None:
+        message = f"the circuit of {circuit.dependency} is in use, but was never looked at"
+        raise InvalidTransitionError(message)
+    record = circuit.view.record
+    return BreakerReport(
+        state=record.state,
+        epoch=record.epoch,
+        history=tuple((entry.epoch, entry.state, entry.reason) for entry in record.history),
+        seen=circuit.seen,
+    )

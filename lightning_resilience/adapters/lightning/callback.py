@@ -262,10 +262,17 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         session, self._session = self._session, None
         self._patches.undo()
         self._termination = None
-        if session is not None:
+        try:
+            if session is not None:
+                self._end(session)
+        finally:
+            self._audible.close()
+
+    def _end(self, session: Session) -> None:
+        try:
             self._reports = session.reports()
+        finally:
             session.close()
-        self._audible.close()
 
 
 _OPTIONS: Final = tuple(
