@@ -12,6 +12,7 @@ import pytest
 
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
+from tests.integration.store_server import Server
 from tests.lightning_job import Job, Running, store_server
 
 
@@ -145,6 +146,32 @@ def test_a_signal_ends_the_wait_for_another_rank(
     sent_at_s = interrupt(running, 0, signal.SIGTERM)
 
     left_as_lightning_does(running, 0, signal.SIGTERM, sent_at_s=sent_at_s)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_ends_the_wait_for_a_store_that_is_frozen(
+    rank: int, number: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """A store that neither answers nor refuses does not hold up a rank that is to leave."""
+    server = Server()
+    job = Job(folder=f"faulty://{tmp_path}/checkpoints", group_timeout_s=40.0)
+    plan = FaultPlan.write(tmp_path / "plan", OUTAGE)
+    running = lightning_job.start(warm_python, job, tmp_path / "job", port=server.port, plan=plan)
+    running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
+
+    server.freeze()
+    sent_at_s = interrupt(running, rank, number)
+    running.ranks[rank].wait(lightning_job.HANG_S)
+    report = running.report(rank)
+
+    server.thaw()
+    interrupt(running, 1 - rank, signal.SIGTERM)
+    running.wait()
+    server.kill()
+    assert report["error"] == NAMES[number], running.told()
+    # The wait itself, last words, a last look at the breakers, and the end of two connections.
+    assert report["ended_at_s"] - sent_at_s < PROMPT_S + 4.0
 
 
 def test_sigterm_to_all_ranks_ends_them_all(start: Callable[..., Running]) -> None:

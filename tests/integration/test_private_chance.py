@@ -54,8 +54,12 @@ def retry_as_rank(rank: int, report: str) -> None:
             raise failures.pop()
 
     patience = Patience(probe=work, classify=classify)
-    delays_s = {"base_delay_s": 1e-4, "throttle_base_delay_s": 1e-2, "max_delay_s": 1e-2}
-    policy = RetryPolicy(**delays_s, max_attempts=ATTEMPTS)
+    policy = RetryPolicy(
+        base_delay_s=1e-4,
+        throttle_base_delay_s=1e-2,
+        max_delay_s=1e-2,
+        max_attempts=ATTEMPTS,
+    )
     keys = Keys(run_id="run", incarnation=str(rank))
     circuit = Circuit("d", config=BreakerConfig(trip_failures=ATTEMPTS), keys=keys, host="h")
     call = GuardedCall(work=work, operation="save", target="x", policy=policy, patience=patience)

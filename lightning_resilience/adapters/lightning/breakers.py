@@ -152,20 +152,21 @@ class Breakers:
 
         return probe
 
-    def reports(self) -> dict[str, BreakerReport]:
+    def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
         """Read every breaker's record once more, and return what this rank knows of it.
 
-        Where the shared store does not answer, it is what this rank saw last.
+        Where the shared store does not answer, it is what this rank saw last; with ``hurry``, where
+        it does not answer at once.
         """
         # A store that has just not answered is not asked again: each question may take its timeout.
         answers = True
         for circuit in self._circuits.values():
-            answers = answers and self._refresh(circuit)
+            answers = answers and self._refresh(circuit, hurry=hurry)
         return {name: _report(circuit) for name, circuit in self._circuits.items()}
 
-    def _refresh(self, circuit: Circuit) -> bool:
+    def _refresh(self, circuit: Circuit, *, hurry: bool) -> bool:
         try:
-            self._driver.run(refresh(circuit))
+            self._driver.run(refresh(circuit), hurry=hurry)
         except StoreError:
             return False
         return True

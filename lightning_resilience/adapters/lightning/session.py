@@ -267,9 +267,9 @@ class Session:
         root = error.__cause__ if isinstance(error, ResilienceError) and error.__cause__ else error
         raise joint_error from root
 
-    def reports(self) -> dict[str, BreakerReport]:
+    def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker, read anew where the store answers."""
-        return self._breakers.reports()
+        return self._breakers.reports(hurry=hurry)
 
     def close(self) -> None:
         """Do what is left to do, and let the helper thread and the connection go. Idempotent."""
