@@ -55,6 +55,8 @@ _PREFIX, _SUFFIX = ".resilience-", ".staged"
 # Linux writes at most 2 GiB - 4 KiB in one call, and a mark of progress per call is wanted anyway.
 _WRITE_BYTES = 16 * 2**20
 _SYNCHRONISED_BYTES = 256 * 2**20
+# macOS has no fdatasync.
+_synchronise = getattr(os, "fdatasync", os.fsync)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _VOLATILE_KINDS = frozenset({"tmpfs", "ramfs"})
 _NETWORK_KINDS = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph"})
@@ -143,7 +145,7 @@ class StagedWriter(io.RawIOBase):
         if self._unsynced_bytes >= _SYNCHRONISED_BYTES:
             self._unsynced_bytes = 0
             with _naming_the_full(self.path):
-                os.fdatasync(self._fd)
+                _synchronise(self._fd)
 
     def finish(self) -> Staged:
         """Synchronise the file with its disk and close it.
@@ -229,14 +231,20 @@ def mount_point_by_name(path: str) -> str:
     Unlike :func:`mount_point` it asks the filesystem nothing: one that is ill would answer with an
     error, or never. A link that leads to another filesystem is not seen through.
     """
-    place = PurePath(os.path.abspath(path))  # noqa: PTH100 - resolve would ask the filesystem
-    try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return place.anchor
-    fields = (line.split() for line in lines)
-    mounts = {PurePath(_unescaped(found[1])) for found in fields if found[1:]}
+    # Two slashes in front are a root of their own to pathlib, and one to the kernel.
+    name = re.sub(r"^//+", "/", path)
+    place = PurePath(os.path.abspath(name))  # noqa: PTH100 - resolve would ask the filesystem
+    # Below a changed root there may be no mount at "/".
+    mounts = {PurePath(place.anchor), *(PurePath(_unescaped(found[1])) for found in _mounts())}
     return str(max((mount for mount in mounts if place.is_relative_to(mount)), key=_depth))
+
+
+def _mounts() -> list[list[str]]:
+    try:
+        text = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return []
+    return [fields for fields in map(str.split, text.splitlines()) if fields[2:]]
 
 
 def _unescaped(mount: str) -> str:
@@ -251,11 +259,7 @@ def _depth(place: PurePath) -> int:
 def filesystem_kind(path: str) -> str:
     """Return the type of the filesystem that holds ``path`` (``ext4``, ``nfs``), "" if unknown."""
     mount = mount_point(path)
-    try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    kinds = [fields[2] for fields in map(str.split, lines) if fields[1:2] == [mount]]
+    kinds = [fields[2] for fields in _mounts() if _unescaped(fields[1]) == mount]
     return kinds[-1] if kinds else ""
 
 

@@ -37,12 +37,20 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-__all__ = ["StoreClient", "StoreConnection"]
+__all__ = ["StoreClient", "StoreConnection", "no_check"]
 
 _JOIN_S = 1.0
 """How long ``close`` waits for the thread; only a thread stuck in a handshake needs longer."""
 
+_PIECE_S = 0.2
+_UNDISTURBED_PIECES = 3
+"""An answer takes less than a millisecond: who has waited for this many pieces looks around."""
+
 T = TypeVar("T")
+
+
+def no_check() -> None:
+    """Let the wait go on."""
 
 
 class StoreClient(Protocol):
@@ -109,14 +117,23 @@ class StoreConnection:
         open_client: Makes a client. Its argument is True after a failure, when it is worth asking
             first whether anybody listens.
         label: The store's name in errors.
+        check: Called several times a second by whoever waits for an answer for longer than half a
+            second; what it raises ends the wait.
 
     Note:
         Any thread may call; operations run one after the other.
     """
 
-    def __init__(self, open_client: Callable[[bool], StoreClient], *, label: str) -> None:
+    def __init__(
+        self,
+        open_client: Callable[[bool], StoreClient],
+        *,
+        label: str,
+        check: Callable[[], None] = no_check,
+    ) -> None:
         self._open_client = open_client
         self._label = label
+        self._check = check
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         # Reentrant because the garbage collector may close another connection at any allocation.
         self._guard = threading.RLock()
@@ -145,7 +162,7 @@ class StoreConnection:
         request = _Request(work, repeatable=repeatable)
         self._submit(request)
         try:
-            is_finished = request.finished.wait(patience_s)
+            is_finished = self._await(request, patience_s)
         finally:
             # Also when a signal handler raises: what nobody waits for must not hold up the next.
             if not request.finished.is_set():
@@ -169,6 +186,16 @@ class StoreConnection:
         self._requests.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_S)
+
+    def _await(self, request: _Request, patience_s: float) -> bool:
+        pieces = 0
+        while (remaining_s := patience_s - pieces * _PIECE_S) > 0:
+            if request.finished.wait(min(_PIECE_S, remaining_s)):
+                return True
+            pieces += 1
+            if pieces >= _UNDISTURBED_PIECES:
+                self._check()
+        return request.finished.is_set()
 
     def _submit(self, request: _Request) -> None:
         with self._guard:

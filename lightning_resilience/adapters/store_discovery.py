@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from lightning_resilience.adapters.store_connection import no_check
 from lightning_resilience.adapters.torch_store import TorchStore, innermost_store
 from lightning_resilience.config import parse_store_url
 from lightning_resilience.errors import ConfigError
@@ -21,13 +22,17 @@ from lightning_resilience.runtime.memory import MemoryStore
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import Store
 
 
 __all__ = ["open_store", "store_of_default_group"]
 
 
-def store_of_default_group(*, timeout_s: float = 5.0) -> TorchStore | None:
+def store_of_default_group(
+    *, timeout_s: float = 5.0, check: Callable[[], None] = no_check
+) -> TorchStore | None:
     """Our own connection to the store of the default process group.
 
     Keys are not prefixed as the group's are, so that all ranks, and all groups of one server, see
@@ -35,6 +40,7 @@ def store_of_default_group(*, timeout_s: float = 5.0) -> TorchStore | None:
 
     Args:
         timeout_s: Seconds that an operation may take.
+        check: Called while an answer is late; what it raises ends the wait.
 
     Returns:
         None where no process group is initialised, or its backend has no store.
@@ -48,12 +54,16 @@ def store_of_default_group(*, timeout_s: float = 5.0) -> TorchStore | None:
     inner = innermost_store(store)
     if isinstance(inner, dist.TCPStore):
         # By address, not by wrapping: keeping the object would keep the group's server alive.
-        return TorchStore.connect(inner.host, inner.port, timeout_s=timeout_s)
-    return TorchStore.wrap(inner, timeout_s=timeout_s)
+        return TorchStore.connect(inner.host, inner.port, timeout_s=timeout_s, check=check)
+    return TorchStore.wrap(inner, timeout_s=timeout_s, check=check)
 
 
 def open_store(
-    store: SharedStore | Store | str | None, *, world_size: int, timeout_s: float = 5.0
+    store: SharedStore | Store | str | None,
+    *,
+    world_size: int,
+    timeout_s: float = 5.0,
+    check: Callable[[], None] = no_check,
 ) -> SharedStore:
     """The store that all ranks share.
 
@@ -61,6 +71,8 @@ def open_store(
         store: What the user named: a store, a URL, or None to look for one.
         world_size: Number of processes of the job.
         timeout_s: Seconds that an operation may take.
+        check: Called while an answer is late; what it raises ends the wait. Not by a store that is
+            an object like ``SharedStore``.
 
     Raises:
         ConfigError: The URL is malformed, the store is of an unknown kind, or none was named and
@@ -71,13 +83,13 @@ def open_store(
     """
     if isinstance(store, str):
         host, port = parse_store_url(store)
-        return TorchStore.connect(host, port, timeout_s=timeout_s)
+        return TorchStore.connect(host, port, timeout_s=timeout_s, check=check)
     if isinstance(store, SharedStore):
         # A handle of our own: who closes it must not close the user's.
         return store.watcher()
     if store is not None:
-        return _wrap_named(store, timeout_s=timeout_s)
-    found = store_of_default_group(timeout_s=timeout_s)
+        return _wrap_named(store, timeout_s=timeout_s, check=check)
+    found = store_of_default_group(timeout_s=timeout_s, check=check)
     if found is not None:
         return found
     if world_size == 1:
@@ -90,14 +102,14 @@ def open_store(
     raise ConfigError(text)
 
 
-def _wrap_named(store: object, *, timeout_s: float) -> TorchStore:
+def _wrap_named(store: object, *, timeout_s: float, check: Callable[[], None]) -> TorchStore:
     if not isinstance(store, dist.Store):
         text = (
             f"store is {store!r}; allowed: a URL tcp://host:port, a torch.distributed store, or an "
             "object with the methods of SharedStore"
         )
         raise ConfigError(text)
-    return TorchStore.wrap(store, timeout_s=timeout_s)
+    return TorchStore.wrap(store, timeout_s=timeout_s, check=check)
 
 
 def _default_store() -> Store | None:

@@ -38,7 +38,7 @@ from torch.distributed import (
     TCPStore,
 )
 
-from lightning_resilience.adapters.store_connection import StoreClient, StoreConnection
+from lightning_resilience.adapters.store_connection import StoreClient, StoreConnection, no_check
 from lightning_resilience.errors import ConfigError, CorruptRecordError, StoreUnavailableError
 
 
@@ -108,21 +108,29 @@ class TorchStore:
         >>> store.close()
     """
 
-    def __init__(self, target: _Target, *, timeout_s: float) -> None:
+    def __init__(
+        self, target: _Target, *, timeout_s: float, check: Callable[[], None] = no_check
+    ) -> None:
         if not 0 < timeout_s < math.inf:
             text = f"timeout_s is {timeout_s!r}; allowed: seconds above 0"
             raise ConfigError(text)
         self._target = target
         self._timeout_s = timeout_s
+        self._check = check
         # One connection a process: what a parent opened is not the child's to use.
         self._connections: dict[int, StoreConnection] = {}
-        # Also at exit: a thread that is inside torch while the interpreter shuts down can abort the
-        # process.
+        # Also at exit: a thread inside torch at the interpreter's shutdown can abort the process.
         self._close_all = weakref.finalize(self, _close_own, self._connections)
 
     @classmethod
     def connect(
-        cls, host: str, port: int, *, timeout_s: float = 5.0, prefix: str = ""
+        cls,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = 5.0,
+        prefix: str = "",
+        check: Callable[[], None] = no_check,
     ) -> TorchStore:
         """A store on the ``TCPStore`` server at ``host`` and ``port``.
 
@@ -132,6 +140,8 @@ class TorchStore:
             timeout_s: Seconds that an operation may take. The default bears a slow resolver at the
                 server once.
             prefix: Put before every key, as ``PrefixStore`` does; empty for none.
+            check: Called several times a second while an answer is late; what it raises ends the
+                wait. Not called by watchers.
 
         Raises:
             ConfigError: ``timeout_s`` is not above 0.
@@ -146,20 +156,22 @@ class TorchStore:
         target = _Target(
             label=_tcp_label(host, port), open_client=open_client, address=(host, port)
         )
-        return cls(target, timeout_s=timeout_s)
+        return cls(target, timeout_s=timeout_s, check=check)
 
     @classmethod
-    def wrap(cls, store: Store, *, timeout_s: float = 5.0) -> TorchStore:
+    def wrap(
+        cls, store: Store, *, timeout_s: float = 5.0, check: Callable[[], None] = no_check
+    ) -> TorchStore:
         """A store on what ``store`` stands for: the same server, file or memory, the same prefix.
 
         A ``TCPStore`` or ``FileStore`` is not used itself, but reached by a connection of our own.
-        The object is kept, because it may be the server.
+        The object is kept, because it may be the server. ``check`` is as for ``connect``.
 
         Raises:
             ConfigError: It is none of ``TCPStore``, ``FileStore``, ``HashStore`` and
                 ``PrefixStore`` over one of these, or ``timeout_s`` is not above 0.
         """
-        return cls(_target_of(store), timeout_s=timeout_s)
+        return cls(_target_of(store), timeout_s=timeout_s, check=check)
 
     def get(self, key: str) -> bytes | None:
         """The value, or None where the key does not exist. One round trip."""
@@ -245,7 +257,7 @@ class TorchStore:
             # The connection's thread must not refer to the store: then a store that is forgotten
             # would never be collected, and its thread never end.
             open_client = partial(_open, self._target, self._timeout_s)
-            fresh = StoreConnection(open_client, label=self._target.label)
+            fresh = StoreConnection(open_client, label=self._target.label, check=self._check)
             connection = self._connections.setdefault(pid, fresh)
         return connection
 

@@ -69,6 +69,7 @@ class Circuit:
         "inherited",
         "key",
         "keys",
+        "place",
         "seen",
         "view",
         "votes",
@@ -89,6 +90,7 @@ class Circuit:
         self.window = window.EMPTY
         self.votes: dict[str, Sighting] = {}
         self.seen: tuple[tuple[int, str], ...] = ()
+        self.place: tuple[int, int] | None = None
 
     def is_fresh(self, *, now_s: float) -> bool:
         """Tell whether a call may go ahead on the present view without a read."""

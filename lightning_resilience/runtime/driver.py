@@ -39,6 +39,9 @@ T = TypeVar("T")
 
 # A wait is interrupted once it has lasted this long, plus a piece: in all, within a second.
 _UNDISTURBED_S: Final = 0.6
+# Last words are for a store that answers: a healthy one takes less than a millisecond.
+_LAST_WORDS_S: Final = 0.5
+_STORE_OPERATIONS: Final = (fx.Get, fx.MultiGet, fx.Set, fx.Delete, fx.CompareAndSet, fx.Add)
 
 
 def _nothing() -> None:
@@ -99,13 +102,15 @@ class Driver:
             fx.Emit: lambda effect: sink.emit(effect.event),
         }
 
-    def run(self, protocol: Protocol[T]) -> T:
+    def run(self, protocol: Protocol[T], *, hurry: bool = False) -> T:
         """Run a protocol to its end.
 
         Bounded by the protocol.
 
         Args:
             protocol: A fresh protocol.
+            hurry: Whether the store has half a second for each answer, as it has for last words
+                after an interruption.
 
         Returns:
             What it returns.
@@ -122,11 +127,27 @@ class Driver:
                 result: T = stop.value
                 return result
             try:
-                value = self._performers[type(effect)](effect)
+                value = self._perform(effect, hurry=hurry)
             except BaseException as error:  # noqa: BLE001 - every failure belongs to the protocol
+                hurry = hurry or not isinstance(error, Exception)
                 advance = partial(protocol.throw, error)
             else:
                 advance = partial(protocol.send, value)
+
+    def _perform(self, effect: Effect, *, hurry: bool) -> Any:  # noqa: ANN401 - whatever the effect yields
+        perform = self._performers[type(effect)]
+        if not hurry or not isinstance(effect, _STORE_OPERATIONS):
+            return perform(effect)
+        call = RunningCall(
+            lambda _token: perform(effect), token=Token(), clock=self.clock, adopt=_nothing
+        )
+        if not call.has_ended(within_s=_LAST_WORDS_S):
+            message = (
+                f"{type(effect).__name__} was not answered within {_LAST_WORDS_S:g} s, and whoever "
+                "was interrupted waits no longer."
+            )
+            raise StoreUnavailableError(message)
+        return call.result()
 
     def close(self) -> None:
         """Let this thread's helper end. Idempotent."""

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
+from tests.integration.store_server import Server
 from tests.lightning_job import (
     Job,
     Running,
@@ -42,6 +43,7 @@ PEER_S = 5.0
 
 OUTAGE = Rule(operations=("put_file",), error="reset")
 HANG = Rule(operations=("put_file",), hang=True)
+HANGING_REMOVAL = Rule(operations=("rm_file",), hang=True)
 
 
 @pytest.fixture
@@ -120,6 +122,27 @@ def test_a_signal_ends_the_wait_for_a_call_that_hangs(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_wait_for_a_removal_that_hangs(
+    number: int, start: Callable[..., Running]
+) -> None:
+    """A removal that was interrupted is not begun again on the way out."""
+    running = start(
+        HANGING_REMOVAL,
+        checkpoint={"save_top_k": 1},
+        options={"retry": {"stall_timeout_s": 30.0}},
+    )
+    running.until(lambda: bool(running.plan.calls("rm_file")), what="rank 0 hangs")
+
+    sent_at_s = interrupt(running, 0, number)
+
+    left_as_lightning_does(running, 0, number, sent_at_s=sent_at_s, hanging=1)
+    assert len(running.plan.calls("rm_file")) == 1
+    assert "remove by hand: faulty://" in running.ranks[0].text()
+    peer = running.wait()[1]
+    assert (peer["error"], peer["outcome"], peer["first_rank"]) == ("JointError", "cancelled", 0)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_the_wait_for_another_rank(
     number: int, start: Callable[..., Running]
 ) -> None:
@@ -133,6 +156,32 @@ def test_a_signal_ends_the_wait_for_another_rank(
     sent_at_s = interrupt(running, 0, signal.SIGTERM)
 
     left_as_lightning_does(running, 0, signal.SIGTERM, sent_at_s=sent_at_s)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_ends_the_wait_for_a_store_that_is_frozen(
+    rank: int, number: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """A store that neither answers nor refuses does not hold up a rank that is to leave."""
+    server = Server()
+    job = Job(folder=f"faulty://{tmp_path}/checkpoints", group_timeout_s=40.0)
+    plan = FaultPlan.write(tmp_path / "plan", OUTAGE)
+    running = lightning_job.start(warm_python, job, tmp_path / "job", port=server.port, plan=plan)
+    running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
+
+    server.freeze()
+    sent_at_s = interrupt(running, rank, number)
+    running.ranks[rank].wait(lightning_job.HANG_S)
+    report = running.report(rank)
+
+    server.thaw()
+    interrupt(running, 1 - rank, signal.SIGTERM)
+    running.wait()
+    server.kill()
+    assert report["error"] == NAMES[number], running.told()
+    # The wait itself, last words, a last look at the breakers, and the end of two connections.
+    assert report["ended_at_s"] - sent_at_s < PROMPT_S + 4.0
 
 
 def test_sigterm_to_all_ranks_ends_them_all(start: Callable[..., Running]) -> None:

@@ -164,13 +164,25 @@ def test_a_fast_dev_run_runs(job: Job) -> None:
 
 @pytest.mark.parametrize("name", ["validate", "test", "predict"])
 def test_other_entry_points_are_left_alone(name: str, job: Job) -> None:
-    """Nothing is saved in these, so nothing is replaced."""
-    trainer = make_trainer(job)
+    """Nothing is saved in these, so nothing is replaced, not even while they run."""
+    trainer, spy = with_spy(job)
+    seen: list[Any] = []
+    setattr(spy, f"on_{name.replace('validate', 'validation')}_start", looking(seen))
 
     getattr(trainer, name)(EvaluatedModel(), make_data(2), **quiet(name))
 
     assert trainer.state.finished
+    assert seen == [[]]
     assert patched(trainer) == []
+
+
+def looking(seen: list[Any]) -> Callable[..., None]:
+    """Return a hook that notes what is patched."""
+
+    def look(trainer: Any, *_args: Any) -> None:
+        seen.append(patched(trainer))
+
+    return look
 
 
 def quiet(name: str) -> dict[str, Any]:
@@ -189,6 +201,34 @@ def test_two_fits_in_a_row_work_with_one_trainer(job: Job) -> None:
 
     assert names(job) == [f"step={step}.ckpt" for step in (2, 4, 6, 8)]
     assert patched(trainer) == []
+
+
+@pytest.mark.multiprocess
+def test_two_fits_in_a_row_work_on_two_ranks(warm_python: WarmPython, tmp_path: Path) -> None:
+    """The second ``fit`` counts its joint operations anew, and believes no key of the first."""
+    job = Job(folder=f"faulty://{tmp_path}/checkpoints", checkpoint={"save_top_k": 1})
+    with lightning_job.store_server() as port:
+        running = lightning_job.start(
+            warm_python, job, tmp_path / "job", port=port, function=fit_twice
+        )
+        codes = [process.wait(lightning_job.HANG_S) for process in running.ranks]
+
+    assert codes == [0, 0], running.told()
+    put = [Path(call["path"]).name for call in running.plan.calls("put_file")]
+    assert put == [f"step={step}.ckpt" for step in (2, 4, 6, 8)]
+    assert running.names() == ["step=8.ckpt"]
+    assert running.steps() == [8]
+
+
+def fit_twice(job: Job, _report: str) -> None:
+    """Train, and go on with the same Trainer."""
+    warnings.filterwarnings("ignore")
+    trainer, model = make_trainer(job), make_model()
+    trainer.fit(model, make_data())
+    trainer.fit_loop.epoch_loop.max_steps = 8
+    trainer.fit(model, make_data())
+    assert patched(trainer) == []
+    torch.distributed.destroy_process_group()
 
 
 def test_one_callback_serves_two_trainers_in_a_row(job: Job) -> None:

@@ -12,12 +12,17 @@ import pytest
 from lightning_resilience.adapters.object_store import FsspecObjectStore
 from lightning_resilience.adapters.private_filesystem import private_filesystem
 from lightning_resilience.core.outcome import FailureClass, classify
+from tests.faulty_filesystem import Rule
 from tests.s3_server import S3Server
+from tests.single_rank import fit, names, plan_in_use
 from tests.tokens import RecordingToken
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.lightning_job import Job
 
 
 pytest.importorskip("s3fs")
@@ -48,3 +53,14 @@ def test_an_endpoint_that_refuses_is_transient(tmp_path: Path) -> None:
         assert not isinstance(caught.value, OSError)
         assert classify(caught.value).failure is FailureClass.TRANSIENT
         assert classify(caught.value, reading=True).counts
+
+
+@pytest.mark.integration
+def test_training_outlives_an_endpoint_that_is_not_there(faulty: Callable[..., Job]) -> None:
+    """Four checkpoint-time failures that are no ``OSError``, and training ends well."""
+    job = faulty(Rule(operations=("put_file",), error="endpoint", last=4))
+
+    fit(job)
+
+    assert set(names(job)) >= set(job.expected)
+    assert [call["struck"] for call in plan_in_use().calls("put_file")][:5] == [True] * 4 + [False]

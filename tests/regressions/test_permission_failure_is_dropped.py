@@ -17,9 +17,11 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, store_server
+from tests.single_rank import fit, names, plan_in_use
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.warm_python import WarmPython
@@ -66,3 +68,14 @@ def test_a_dropped_permission_failure_fails_on_all_ranks_and_removes_nothing(
     for report in (first, second):
         paths = {report["best"], report["last"]} - {""}
         assert {path.rpartition("/")[2] for path in paths} == set(running.names())
+
+
+def test_a_put_that_stores_nothing_is_not_believed(faulty: Callable[..., Job]) -> None:
+    """Storage reports success and has nothing: the put is made again, and then it is there."""
+    job = faulty(Rule(operations=("put_file",), swallow=True, last=2))
+
+    fit(job)
+
+    assert names(job) == job.expected
+    puts = plan_in_use().calls("put_file", name="step=2")
+    assert [call["struck"] for call in puts] == [True, True, False]

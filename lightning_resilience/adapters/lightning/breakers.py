@@ -8,7 +8,6 @@ the URL alone, so that every rank has the same one.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 from dataclasses import dataclass
 from functools import partial
@@ -153,23 +152,34 @@ class Breakers:
 
         return probe
 
-    def reports(self) -> dict[str, BreakerReport]:
+    def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
         """Read every breaker's record once more, and return what this rank knows of it.
 
-        Where the shared store does not answer, it is what this rank saw last.
+        Where the shared store does not answer, it is what this rank saw last; with ``hurry``, where
+        it does not answer at once.
         """
-        return {name: self._report(circuit) for name, circuit in self._circuits.items()}
+        # A store that has just not answered is not asked again: each question may take its timeout.
+        answers = True
+        for circuit in self._circuits.values():
+            answers = answers and self._refresh(circuit, hurry=hurry)
+        return {name: _report(circuit) for name, circuit in self._circuits.items()}
 
-    def _report(self, circuit: Circuit) -> BreakerReport:
-        with contextlib.suppress(StoreError):
-            self._driver.run(refresh(circuit))
-        if circuit.view is None:
-            message = f"the circuit of {circuit.dependency} is in use, but was never looked at"
-            raise InvalidTransitionError(message)
-        record = circuit.view.record
-        return BreakerReport(
-            state=record.state,
-            epoch=record.epoch,
-            history=tuple((entry.epoch, entry.state, entry.reason) for entry in record.history),
-            seen=circuit.seen,
-        )
+    def _refresh(self, circuit: Circuit, *, hurry: bool) -> bool:
+        try:
+            self._driver.run(refresh(circuit), hurry=hurry)
+        except StoreError:
+            return False
+        return True
+
+
+def _report(circuit: Circuit) -> BreakerReport:
+    if circuit.view is None:
+        message = f"the circuit of {circuit.dependency} is in use, but was never looked at"
+        raise InvalidTransitionError(message)
+    record = circuit.view.record
+    return BreakerReport(
+        state=record.state,
+        epoch=record.epoch,
+        history=tuple((entry.epoch, entry.state, entry.reason) for entry in record.history),
+        seen=circuit.seen,
+    )

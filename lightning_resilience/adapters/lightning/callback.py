@@ -104,7 +104,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         trainer = Trainer(callbacks=[ResilienceCallback()])
     """
 
-    def __init__(  # noqa: PLR0913 - the options that design and README list
+    def __init__(  # noqa: PLR0913 - the arguments that the reference lists
         self,
         *,
         retry: RetryPolicy | Mapping[str, Any] | None = None,
@@ -223,7 +223,12 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         store = self._store if self._store is not None else environment.store
         self._termination = Termination(trainer, self._patches)
         driver = Driver(
-            store=open_store(store, world_size=trainer.world_size, timeout_s=_STORE_TIMEOUT_S),
+            store=open_store(
+                store,
+                world_size=trainer.world_size,
+                timeout_s=_STORE_TIMEOUT_S,
+                check=self._termination.check,
+            ),
             clock=SystemClock(),
             dice=dice,
             sink=LoggingSink(rank=rank),
@@ -262,10 +267,17 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         session, self._session = self._session, None
         self._patches.undo()
         self._termination = None
-        if session is not None:
-            self._reports = session.reports()
+        try:
+            if session is not None:
+                self._end(session)
+        finally:
+            self._audible.close()
+
+    def _end(self, session: Session) -> None:
+        try:
+            self._reports = session.reports(hurry=True)
+        finally:
             session.close()
-        self._audible.close()
 
 
 _OPTIONS: Final = tuple(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.adapters.staging import StagedWriter
-    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.ports import CancelToken
 
 
@@ -63,9 +63,7 @@ class StagedSave:
             OSError: What the filesystem or the storage raised.
         """
         place = self.storage.place(self._url)
-        staged = self._staged or self._stage(
-            place.store.staging_path(place.path, self._nonce()), token
-        )
+        staged = self._staged or self._stage(place, token)
         # A rename uses the staged file up, so it is not there for another attempt.
         self._staged = None if place.store.is_local else staged
         try:
@@ -82,15 +80,19 @@ class StagedSave:
             raise CheckpointError(message)
         return staged
 
-    def _stage(self, name: str, token: CancelToken) -> Staged:
-        self._names.append(name)
+    def _stage(self, place: Place, token: CancelToken) -> Staged:
+        name = place.store.staging_path(place.path, self._nonce())
+        if not place.store.is_local:
+            # Beside a local target the attempt itself leaves nothing, whatever its end; to ask that
+            # filesystem again, on the caller's thread, might never return.
+            self._names.append(name)
         return stage(self._write, name, token)
 
     def _write(self, file: StagedWriter) -> None:
         torch.save(self._checkpoint, cast("IO[bytes]", file))
 
     def close(self) -> None:
-        """Remove all staged files."""
+        """Remove all staged files of the spool directory."""
         for name in self._names:
             discard(name)
 

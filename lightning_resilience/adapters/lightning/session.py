@@ -75,6 +75,7 @@ class Session:
         self._breakers = Breakers(member, policy=policy, driver=driver)
         self._seq = 0
         self._removals: list[tuple[str, Callable[[CancelToken], Any]]] = []
+        self._removals_failed = False
 
     # Joint operations: all ranks, in the same order -----------------------------------------------
 
@@ -130,7 +131,11 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        self._joint("remove", url, self._remove_all)
+        try:
+            self._joint("remove", url, self._remove_all)
+        except BaseException:
+            self._removals_failed = True
+            raise
 
     @property
     def operations(self) -> int:
@@ -262,9 +267,9 @@ class Session:
         root = error.__cause__ if isinstance(error, ResilienceError) and error.__cause__ else error
         raise joint_error from root
 
-    def reports(self) -> dict[str, BreakerReport]:
+    def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker, read anew where the store answers."""
-        return self._breakers.reports()
+        return self._breakers.reports(hurry=hurry)
 
     def close(self) -> None:
         """Do what is left to do, and let the helper thread and the connection go. Idempotent."""
@@ -275,17 +280,30 @@ class Session:
             self._let_go()
 
     def _remove_the_rest(self) -> None:
-        # Nobody waits here: a run that has ended, maybe by an exception, must end.
+        # Nobody waits here: a run that has ended, maybe by an exception, must end. So each removal
+        # has one attempt, as long as a probe's, and none where it has just failed or been
+        # interrupted.
         if not self._removals:
             return
+        if self._removals_failed:
+            self._tell_what_is_left("the last removal failed")
+            return
         url = self._removals[0][0]
-        call = self._call("remove", url, self._remove_all, kind="write")
-        hasty = replace(call, patience=replace(call.patience, when_open="raise"))
+        timeout_s = self._policy.breaker.probe_timeout_s
+        call = self._call("remove", url, self._remove_all, kind="write", timeout_s=timeout_s)
+        hasty = replace(
+            call,
+            policy=replace(call.policy, max_attempts=1, unknown_max_attempts=1),
+            patience=replace(call.patience, when_open="raise"),
+        )
         try:
             self._breakers.run("remove", guard(self._breakers.circuit(url, "write"), hasty))
         except ResilienceError as error:
-            left = ", ".join(redacted(url) for url, _ in self._removals)
-            _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, error)
+            self._tell_what_is_left(str(error))
+
+    def _tell_what_is_left(self, why: str) -> None:
+        left = ", ".join(redacted(url) for url, _ in self._removals)
+        _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
 
     def _let_go(self) -> None:
         self.driver.close()

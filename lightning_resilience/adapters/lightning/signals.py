@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.namespaces import sigterm_exception, sigterm_notifier
@@ -43,6 +44,7 @@ class Termination:
         self._exception = sigterm_exception(trainer)
         self._pid = os.getpid()
         self._pending = False
+        self._thread = threading.current_thread()
         owner, name = sigterm_notifier(trainer)
         self._owner = owner
         patches.replace(owner, name, self._handle)
@@ -60,8 +62,8 @@ class Termination:
         self._owner.received_sigterm = True
 
     def check(self) -> None:
-        """Raise Lightning's exception for SIGTERM, once for each signal."""
-        if self._pending:
+        """Raise Lightning's exception for SIGTERM in the Trainer's thread, once a signal."""
+        if self._pending and threading.current_thread() is self._thread:
             self._pending = False
             # Not in the handler, which may have interrupted another log call.
             _log.info("SIGTERM was received: this wait ends, and training stops.")

@@ -40,6 +40,26 @@ def test_a_local_dependency_is_its_mount_point(tmp_path: Path, prefix: str) -> N
     assert tmp_path.resolve().is_relative_to(mount)
 
 
+@pytest.mark.parametrize("url", ["//proc/a.ckpt", "file:////proc/a.ckpt", "///proc/a.ckpt"])
+def test_slashes_too_many_name_the_same_dependency(url: str) -> None:
+    """Two slashes in front are one to Linux, though not to ``pathlib``."""
+    assert dependency_of(url) == "file:///proc"
+
+
+@pytest.mark.parametrize("mounts", [b"", b"none /elsewhere tmpfs\n", b"none /\xff tmpfs\n"])
+def test_a_list_of_mounts_without_the_root_names_the_root(
+    mounts: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a changed root the kernel lists no mount at ``/``, and names may be any bytes."""
+
+    def read(_path: Path, encoding: str, errors: str = "strict") -> str:
+        return mounts.decode(encoding, errors)
+
+    monkeypatch.setattr(Path, "read_text", read)
+
+    assert dependency_of("/data/a.ckpt") == "file:///"
+
+
 def test_a_local_dependency_is_named_without_asking_the_filesystem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -220,3 +220,20 @@ def test_closing_answers_those_who_are_in_the_queue(connection: StoreConnection)
             second.result(HANG_S)
 
     closing.join(HANG_S)
+
+
+def test_who_waits_for_a_late_answer_looks_around(world: World) -> None:
+    """What the check raises ends the wait, and the check is not asked while answers come."""
+    release = threading.Event()
+
+    def check() -> None:
+        raise InterruptedError
+
+    connection = StoreConnection(world.open_client, label="test", check=check)
+
+    assert connection.run(lambda _client: "soon", patience_s=HANG_S) == "soon"
+    with pytest.raises(InterruptedError):
+        connection.run(lambda _client: release.wait(HANG_S), patience_s=HANG_S)
+
+    release.set()
+    connection.close()

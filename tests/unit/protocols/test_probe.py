@@ -422,6 +422,18 @@ def test_a_ticket_whose_answer_was_lost_costs_a_place_in_line_only() -> None:
     assert len(dependency.probes) == 1
 
 
+def test_a_process_keeps_its_place_in_line() -> None:
+    """Whoever waits again during one trip draws no other ticket, which would be further back."""
+    world, dependency, _ = outage(ranks=0, heals_at_s=FOREVER_S)
+    mine = circuit()
+
+    for _ in range(4):
+        world.spawn(waiter(mine, patience(dependency), deadline_at_s=world.now_s + 3.0))
+        world.run(limit_s=400)
+
+    assert world.values[mine.keys.waiting(mine.dependency, 1)] == b"1"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_everybody_may_die_but_one(seed: int) -> None:
     """Each prober dies with its permit, until one is left: that one still gets through."""

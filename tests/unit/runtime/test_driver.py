@@ -714,3 +714,40 @@ def test_a_failing_wait_is_thrown_in_and_the_next_one_works(
     with pytest.raises(StoreUnavailableError, match="no watcher yet"):
         driver.run(one(fx.WaitFor("never", 0.0)))
     assert driver.run(one(fx.WaitFor("never", 0.0))) is False
+
+
+def test_last_words_do_not_wait_for_a_store_that_is_silent(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """After an interruption a store that does not answer fails in under a second."""
+    release = threading.Event()
+
+    class SilentStore(MemoryStore):
+        def set(self, key: str, value: bytes) -> None:
+            release.wait(HANG_S)
+            super().set(key, value)
+
+    def stop(_token: CancelToken) -> None:
+        raise StopRequested
+
+    failures: list[StoreUnavailableError] = []
+
+    def protocol() -> Protocol[None]:
+        try:
+            yield fx.Call(stop)
+        except StopRequested:
+            try:
+                yield fx.Set("last", b"words")
+            except StoreUnavailableError as error:
+                failures.append(error)
+            raise
+
+    began_at_s = time.monotonic()
+    with pytest.raises(StopRequested):
+        make_driver(own_store=SilentStore()).run(protocol())
+    took_s = time.monotonic() - began_at_s
+    release.set()
+
+    assert took_s < PROMPT_S
+    assert "not answered within 0.5 s" in str(failures[0])
+    await_end(threads_named("lightning-resilience-call"))

@@ -176,7 +176,9 @@ def test_a_word_that_is_given_twice_is_refused(name: str) -> None:
 
 def test_a_secret_under_a_misspelt_name_is_not_shown() -> None:
     """What was meant as options of the storage may hold a password."""
-    with pytest.raises(ConfigError, match=r"'storage_option' .*a dict.*'storage_options'") as caught:
+    with pytest.raises(
+        ConfigError, match=r"'storage_option' .*a dict.*'storage_options'"
+    ) as caught:
         make(storage_option={"password": "hunter2"})
 
     assert "hunter2" not in str(caught.value)
