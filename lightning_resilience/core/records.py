@@ -25,6 +25,7 @@ key                                         value
 ``lr/<run>/i<inc>/count/<seq>``             counter of outcomes, a hint
 ``lr/<run>/i<inc>/final/<seq>``             ``FinalRecord``, write-once: the verdict
 ``lr/<run>/i<inc>/done/<seq>``              bell: the verdict is there
+``lr/<run>/i<inc>/left/<rank>``             operation in which the rank was interrupted
 ``lr/<run>/i<inc>/cleaned/0``               number of the first operation whose keys are still there
 ==========================================  =======================================================
 """
@@ -292,7 +293,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             part: Which part.
-            number: The operation's number; for ``arrived`` and ``beat``, the rank.
+            number: The operation's number; for ``arrived``, ``beat`` and ``left``, the rank.
             last: The rank or the round, where there is one per rank or round.
         """
         prefix = f"lr/{self.run_id}/i{self.incarnation}/{part}/{number}"

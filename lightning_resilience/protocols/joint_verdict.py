@@ -9,6 +9,7 @@ silent, any rank that waits does it instead. Later reports change nothing.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lightning_resilience.core import joint as core, lease
@@ -18,6 +19,7 @@ from lightning_resilience.core.waiting import is_time_to_speak
 from lightning_resilience.errors import (
     JointError,
     JointUnavailableError,
+    ResilienceError,
     StoreUnavailableError,
 )
 from lightning_resilience.protocols.beating import with_beat
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint_terms import Joint, Member, Part
 
 
-__all__ = ["await_final", "refuse", "withdraw", "work"]
+__all__ = ["await_final", "refuse", "someone_left", "withdraw", "work"]
 
 
 def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Protocol[JointResult]:
@@ -190,9 +192,42 @@ def _create_final(member: Member, joint: Joint, mine: FinalRecord) -> Protocol[F
 def await_final(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[FinalRecord]:
     """Wait for the verdict; write it where nobody else is left to.
 
-    Bounded: a worker that is silent for ``timeout_s`` is lost, and one that is not is at work under
-    its own deadline.
+    A rank that is interrupted meanwhile says so: the worker, whose work goes on, then knows that
+    nobody is there any more for the collective that follows.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+        started_at_s: When this rank arrived, on its own clock.
+
+    Returns:
+        The verdict.
     """
+    try:
+        return (yield from _watch(member, joint, started_at_s=started_at_s))
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            with suppress(ResilienceError):
+                yield Set(member.keys.joint("left", member.rank), str(joint.seq).encode())
+        raise
+
+
+def someone_left(member: Member) -> Protocol[bool]:
+    """Tell whether a rank was interrupted while it waited for another.
+
+    Args:
+        member: Who this rank is.
+    """
+    keys = tuple(member.keys.joint("left", rank) for rank in range(member.world_size))
+    values: list[bytes | None] = yield MultiGet(keys)
+    return any(raw is not None for raw in values)
+
+
+def _watch(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[FinalRecord]:
+    # Bounded: a worker that is silent for timeout_s is lost, and one that is not is at work under
+    # its own deadline.
     key = member.keys.joint("final", joint.seq)
     chunk_s = min(joint.patience.chunk_s, joint.patience.voice_s, member.timeout_s / 2)
     sightings: dict[int, Sighting] = {}

@@ -142,6 +142,25 @@ def test_a_signal_ends_the_wait_for_a_removal_that_hangs(
     assert (peer["error"], peer["outcome"], peer["first_rank"]) == ("JointError", "cancelled", 0)
 
 
+def test_sigterm_to_all_ranks_lets_a_long_save_end_and_then_all_of_them(
+    start: Callable[..., Running],
+) -> None:
+    """The checkpoint that is on its way arrives, and no rank ends with a transport error."""
+    running = start(Rule(operations=("put_file",), slow_s=0.4, last=1))
+    running.until(lambda: bool(running.plan.calls("put_file")), what="rank 0 saves")
+
+    for rank in range(2):
+        interrupt(running, rank, signal.SIGTERM)
+
+    reports = running.wait()
+    assert [report["error"] for report in reports] == ["SIGTERMException"] * 2, running.told()
+    assert running.names() == ["step=2.ckpt"]
+    assert all(
+        (report["patched"], report["threads"], report["handlers"]) == ([], [], [])
+        for report in reports
+    )
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_the_wait_for_another_rank(
     number: int, start: Callable[..., Running]

@@ -221,18 +221,18 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         own_run_id = self._run_id or environment.run_id or dice.nonce()
         run_id, incarnation = trainer.strategy.broadcast((own_run_id, dice.nonce()))
         store = self._store if self._store is not None else environment.store
-        self._termination = Termination(trainer, self._patches)
+        termination = self._termination = Termination(trainer, self._patches)
         driver = Driver(
             store=open_store(
                 store,
                 world_size=trainer.world_size,
                 timeout_s=_STORE_TIMEOUT_S,
-                check=self._termination.check,
+                check=termination.check,
             ),
             clock=SystemClock(),
             dice=dice,
             sink=LoggingSink(rank=rank),
-            interrupt=self._termination.check,
+            interrupt=termination.check,
             adopt=adopt_device,
         )
         return Session(
@@ -249,6 +249,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
                 self._storage_options,
                 spool=partial(_spool, self._spool_dir, environment, run_id),
             ),
+            is_stopping=lambda: termination.is_pending,
         )
 
     def _member(self, keys: Keys, trainer: Any, *, timeout_s: float) -> Member:

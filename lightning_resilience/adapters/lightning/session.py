@@ -26,6 +26,7 @@ from lightning_resilience.core.outcome import FailureClass, operation_class
 from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.guard import Guarded, GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
+from lightning_resilience.protocols.joint_verdict import someone_left
 
 
 if TYPE_CHECKING:
@@ -65,13 +66,23 @@ class Session:
         policy: How to retry, break and classify.
         driver: Runs protocols; the session closes it.
         storage: Clients of storage.
+        is_stopping: Whether this process was told to stop, and nobody has acted on it.
     """
 
-    def __init__(self, *, member: Member, policy: Policy, driver: Driver, storage: Storage) -> None:
+    def __init__(
+        self,
+        *,
+        member: Member,
+        policy: Policy,
+        driver: Driver,
+        storage: Storage,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.member = member
         self.driver = driver
         self.storage = storage
         self._policy = policy
+        self._is_stopping = is_stopping
         self._breakers = Breakers(member, policy=policy, driver=driver)
         self._seq = 0
         self._removals: list[tuple[str, Callable[[CancelToken], Any]]] = []
@@ -199,7 +210,14 @@ class Session:
             part = self._part(circuit, call)
         result = self.driver.run(perform(self.member, joint, part))
         self._raise(result, joint.seq)
+        self._stop_alone(op)
         return result
+
+    def _stop_alone(self, op: str) -> None:
+        # The operation went well, and the signal may wait for the end of the step. Not so where
+        # another rank has left already: the collective that follows would fail for its absence.
+        if self._is_stopping() and self._breakers.run(op, someone_left(self.member)):
+            self.driver.interrupt()
 
     def _call(
         self,

@@ -61,6 +61,11 @@ class Termination:
             launcher.kill(signum)
         self._owner.received_sigterm = True
 
+    @property
+    def is_pending(self) -> bool:
+        """True while nobody has acted on a signal that came."""
+        return self._pending
+
     def check(self) -> None:
         """Raise Lightning's exception for SIGTERM in the Trainer's thread, once a signal."""
         if self._pending and threading.current_thread() is self._thread:
