@@ -10,6 +10,7 @@ numbers.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.records import FinalRecord
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
+    from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.runtime.driver import Driver
 
 
@@ -123,7 +125,7 @@ class Session:
             )
 
     def remove(self, url: str, remove: Callable[[CancelToken], Any]) -> None:
-        """Remove a checkpoint: at once where there is one rank, else with the next ``clear_up``.
+        """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
 
         Not joint: whether there is something to remove is decided by each rank for itself, from
         metrics that may differ, and only rank 0's decision counts.
@@ -269,7 +271,25 @@ class Session:
             value = done.value
             return "" if value is None else str(getattr(value, "digest", value))
 
-        return Part(run=partial(guard, circuit, call), detail=detail, outcome=report)
+        first = None if call.operation == "remove" else self._removal_first()
+
+        def run(started_at_s: float) -> Protocol[Guarded]:
+            if first is not None:
+                with contextlib.suppress(ResilienceError):
+                    yield from first
+            return (yield from guard(circuit, call, started_at_s))
+
+        return Part(run=run, detail=detail, outcome=report)
+
+    def _removal_first(self) -> Protocol[Guarded] | None:
+        # Asked for outside a ModelCheckpoint's save point, for example by a callback of the user's.
+        # It must not fail the operation that it comes before, so it may stay for later.
+        if not self._removals:
+            return None
+        url = self._removals[0][0]
+        call = self._call("remove", url, self._remove_all, kind="write")
+        hasty = replace(call, patience=replace(call.patience, when_open="raise"))
+        return guard(self._breakers.circuit(url, "write"), hasty)
 
     def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error

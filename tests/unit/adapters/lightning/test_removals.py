@@ -1,0 +1,150 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""When a removal that one rank was asked for is carried out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lightning_resilience.adapters.lightning.breakers import Policy
+from lightning_resilience.adapters.lightning.session import Session
+from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.outcome import classify
+from lightning_resilience.core.records import Keys
+from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.protocols.joint import Member
+from lightning_resilience.runtime.driver import Driver
+from lightning_resilience.runtime.memory import MemoryStore
+from lightning_resilience.runtime.system import SystemClock, SystemDice
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from lightning_resilience.core.events import Event
+    from lightning_resilience.ports import CancelToken
+
+
+class Sink:
+    """Forgets every event."""
+
+    def emit(self, event: Event) -> None:
+        """Forget it."""
+
+
+@pytest.fixture
+def make_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
+    """Make rank 0's session; it works alone, so no other rank need be there."""
+    sessions: list[Session] = []
+
+    def make(*, world_size: int) -> Session:
+        member = Member(
+            keys=Keys(run_id="run", incarnation="1"),
+            rank=0,
+            world_size=world_size,
+            timeout_s=10.0,
+            beat_s=1.0,
+            on_outage="wait",
+            store_patience_s=10.0,
+        )
+        driver = Driver(store=MemoryStore(), clock=SystemClock(), dice=SystemDice(), sink=Sink())
+        retry = RetryPolicy(base_delay_s=0.01, throttle_base_delay_s=0.01, max_delay_s=0.02)
+        policy = Policy(retry=retry, breaker=BreakerConfig(), classify=classify)
+        storage = Storage({}, spool=lambda: str(tmp_path))
+        sessions.append(Session(member=member, policy=policy, driver=driver, storage=storage))
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A checkpoint that is to be removed."""
+    path = tmp_path / "old.ckpt"
+    path.touch()
+    return path
+
+
+def asked_to_remove(session: Session, path: Path) -> list[str]:
+    """Ask for the removal, and return what has been removed so far."""
+    removed: list[str] = []
+
+    def remove(token: CancelToken) -> None:
+        session.storage.remove(str(path), token)
+        removed.append(path.name)
+
+    session.remove(str(path), remove)
+    return removed
+
+
+def test_the_only_rank_removes_at_once(make_session: Callable[..., Session], old: Path) -> None:
+    """There is nobody to fall out of step with."""
+    session = make_session(world_size=1)
+
+    assert asked_to_remove(session, old) == ["old.ckpt"]
+
+
+def test_one_of_several_ranks_waits_for_the_others(
+    make_session: Callable[..., Session], old: Path
+) -> None:
+    """Another rank may not have been asked, so a removal takes no number of its own."""
+    session = make_session(world_size=2)
+    operations = session.operations
+
+    removed = asked_to_remove(session, old)
+
+    assert (removed, session.operations) == ([], operations)
+    session.clear_up(f"{old.parent}/")
+    assert removed == ["old.ckpt"]
+
+
+def test_what_comes_next_finds_the_removal_done(
+    make_session: Callable[..., Session], old: Path
+) -> None:
+    """Whoever asks outside a save point, a callback of the user's, is not left with full disks."""
+    session = make_session(world_size=2)
+    removed = asked_to_remove(session, old)
+
+    exists = session.exists(str(old))
+
+    assert (exists, removed) == (False, ["old.ckpt"])
+
+
+def test_a_removal_that_fails_does_not_fail_what_comes_next(
+    make_session: Callable[..., Session], tmp_path: Path
+) -> None:
+    """It stays to be done, and is tried again with the next operation."""
+    session = make_session(world_size=2)
+    refusals = [PermissionError("not now")]
+    removed: list[str] = []
+
+    def remove(token: CancelToken) -> None:
+        token.raise_if_cancelled()
+        if refusals:
+            raise refusals.pop()
+        removed.append("old.ckpt")
+
+    session.remove(str(tmp_path / "old.ckpt"), remove)
+
+    first = session.exists(str(tmp_path))
+    assert (first, removed) == (True, [])
+    session.exists(str(tmp_path))
+    assert removed == ["old.ckpt"]
+
+
+def test_what_is_left_at_the_end_is_removed_then(
+    make_session: Callable[..., Session], old: Path
+) -> None:
+    """Nothing that was asked for is forgotten where no operation follows."""
+    session = make_session(world_size=2)
+    removed = asked_to_remove(session, old)
+
+    session.close()
+
+    assert removed == ["old.ckpt"]
