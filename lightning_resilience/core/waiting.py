@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LONGEST_CHUNK_S",
+    "VOICE_S",
     "chunk_s",
     "is_near",
     "is_probe_due",
@@ -41,6 +42,9 @@ __all__ = [
 
 LONGEST_CHUNK_S: Final = 150.0
 """A waiter re-reads at least this often, in seconds: a rank costs little while it waits."""
+
+VOICE_S: Final = 28.0
+"""Longest silence of a rank that speaks, in seconds; with a look around, less than 30."""
 
 _NEAREST: Final = 2
 _LOOKS_PER_LEASE: Final = 4

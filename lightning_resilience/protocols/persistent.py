@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.core import backoff
 from lightning_resilience.core.events import StoreLost, StoreReturned
-from lightning_resilience.core.waiting import is_time_to_speak
+from lightning_resilience.core.waiting import VOICE_S, is_time_to_speak
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.effects import (
     CompareAndSet,
@@ -56,7 +56,6 @@ _CAP_S: Final = 5.0
 
 # A look at a store that does not answer takes its pause and its timeout.
 _LONGEST_LOOK_S: Final = 10.0
-_VOICE_S: Final = 28.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +134,7 @@ def _repeat(
         draw: float = yield Draw()
         delay_s = backoff.delay_s(attempt, base_s=_BASE_S, cap_s=_CAP_S, draw=draw)
         now_s = lost_at_s + elapsed_s
-        if is_time_to_speak(spoken_at_s, wait_s=_LONGEST_LOOK_S, voice_s=_VOICE_S, now_s=now_s):
+        if is_time_to_speak(spoken_at_s, wait_s=_LONGEST_LOOK_S, voice_s=VOICE_S, now_s=now_s):
             spoken_at_s = now_s
             yield Emit(StoreLost(op=persistence.op, error=str(last), lost_for_s=elapsed_s))
         yield Sleep(min(delay_s, persistence.patience_s - elapsed_s))

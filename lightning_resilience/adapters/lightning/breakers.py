@@ -12,11 +12,11 @@ import platform
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.storage import dependency_of
 from lightning_resilience.core.joint import unavailable_error
-from lightning_resilience.core.waiting import chunk_s
+from lightning_resilience.core.waiting import VOICE_S, chunk_s
 from lightning_resilience.errors import InvalidTransitionError, StoreError
 from lightning_resilience.protocols.circuit import Circuit, begin, refresh
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["BreakerReport", "Breakers", "Policy"]
-
-# Rank 0 speaks at least this often while it waits; the promise is 30 s.
-_VOICE_S: Final = 28.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +135,7 @@ class Breakers:
             classify=partial(self.policy.classify, reading=kind == "read"),
             when_open="raise" if self._member.on_outage == "fail" else "wait",
             chunk_s=chunk,
-            voice_s=_VOICE_S if self._member.rank == 0 else chunk,
+            voice_s=VOICE_S if self._member.rank == 0 else chunk,
             # Rank 0 alone touches the storage: there is nobody to come back at the same time as.
             spread_s=0.0,
         )

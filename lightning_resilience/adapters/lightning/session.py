@@ -144,11 +144,7 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        try:
-            self._joint("remove", url, self._remove_all)
-        except BaseException:
-            self._removals_failed = True
-            raise
+        self._joint("remove", url, self._remove_all)
 
     @property
     def operations(self) -> int:
@@ -157,12 +153,17 @@ class Session:
 
     def _remove_all(self, token: CancelToken) -> None:
         # What is removed is taken off the list, so that an attempt goes on where the last ended.
+        self._removals_failed = True
         while self._removals:
-            url, remove = self._removals[0]
-            remove(token)
+            removal = self._removals[0]
+            removal[1](token)
+            # One that was abandoned leaves the list to its successor, which has another first.
+            token.raise_if_cancelled()
             token.progress()
-            self.driver.sink.emit(CheckpointRemoved(path=redacted(url)))
-            del self._removals[0]
+            self.driver.sink.emit(CheckpointRemoved(path=redacted(removal[0])))
+            if removal in self._removals:
+                self._removals.remove(removal)
+        self._removals_failed = False
 
     def exists(self, url: str) -> bool:
         """Tell whether a checkpoint exists: rank 0's answer, on every rank.

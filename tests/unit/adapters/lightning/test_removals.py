@@ -15,7 +15,9 @@ from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.errors import CallTimeoutError
 from lightning_resilience.protocols.joint import Member
+from lightning_resilience.runtime.calls import Token
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.memory import MemoryStore
 from lightning_resilience.runtime.system import SystemClock, SystemDice
@@ -148,3 +150,50 @@ def test_what_is_left_at_the_end_is_removed_then(
     session.close()
 
     assert removed == ["old.ckpt"]
+
+
+def test_an_abandoned_removal_takes_nothing_off_its_successors_list(
+    make_session: Callable[..., Session], tmp_path: Path
+) -> None:
+    """One that hung and comes back late does not make another checkpoint be forgotten."""
+    session = make_session(world_size=2)
+    abandoned = Token()
+    removed: list[str] = []
+
+    def remove_late(token: CancelToken) -> None:
+        if token is abandoned:
+            # While it hung, its caller gave up and the next attempt removed the file.
+            abandoned.abandon()
+            del session._removals[0]
+        removed.append("a.ckpt")
+
+    session.remove(str(tmp_path / "a.ckpt"), remove_late)
+    session.remove(str(tmp_path / "b.ckpt"), lambda _token: removed.append("b.ckpt"))
+
+    with pytest.raises(CallTimeoutError):
+        session._remove_all(abandoned)
+
+    assert "b.ckpt" not in removed
+    session.clear_up(f"{tmp_path}/")
+    assert removed[-1] == "b.ckpt"
+
+
+def test_a_removal_that_was_interrupted_is_not_begun_again_at_the_end(
+    make_session: Callable[..., Session], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever leaves does not wait for the very call that it has just left."""
+    session = make_session(world_size=2)
+    begun: list[str] = []
+
+    def remove(_token: CancelToken) -> None:
+        begun.append("old.ckpt")
+        raise SystemExit
+
+    session.remove(str(tmp_path / "old.ckpt"), remove)
+    with pytest.raises(SystemExit):
+        session.exists(str(tmp_path))
+
+    session.close()
+
+    assert begun == ["old.ckpt"]
+    assert "remove by hand" in caplog.text
