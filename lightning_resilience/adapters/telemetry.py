@@ -61,14 +61,15 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"next probe {_seconds(e.next_probe_in_s)}"
     ),
     ev.SlotAwaited: lambda e: (
-        f"{e.operation} waits for one of {e.limit} slots of {e.dependency} since {e.elapsed_s:.1f} s"
+        f"{e.operation} waits for one of {e.limit} slots of {e.dependency} since "
+        f"{e.elapsed_s:.1f} s"
     ),
     ev.SlotForgiven: lambda e: (
         f"slot {e.slot} of {e.dependency} was taken from a holder that was silent for its lease"
     ),
     ev.RetryDenied: lambda e: (
-        f"another attempt at {e.operation} on {e.dependency} has to wait: the job has made {e.used} "
-        f"of {e.quota} retries in {e.window_s:g} s; next try in {e.next_try_in_s:.1f} s"
+        f"another attempt at {e.operation} on {e.dependency} has to wait: the job has made "
+        f"{e.used} of {e.quota} retries in {e.window_s:g} s; next try in {e.next_try_in_s:.1f} s"
     ),
     ev.HostIsolated: lambda e: f"host {e.host} alone stays away from {e.dependency}: {e.reason}",
     ev.HostRejoined: lambda e: f"host {e.host} is back at {e.dependency}",

@@ -23,6 +23,9 @@ taken from loses permits with each answer that does.
 * **Tickets are hints.** A ticket says when to come, never who may: the distance to one's turn is
   the own ticket minus the highest that was let in. A free slot is taken by whoever finds it; a
   ticket whose owner gave up or died is passed over when a later one enters, and costs nothing.
+* **The slots show an outage.** A freed cell also says how its call ended. Where the latest call in
+  every slot has failed, a host votes after one failure of its own, so that the requests that it
+  takes to open the circuit do not grow with the number of ranks.
 * **The pace is measured.** A freed cell says how long its call took. Waiters take the median of all
   cells for the time between two looks, and look less often the longer they have looked in vain.
 
@@ -44,6 +47,7 @@ import msgspec
 
 from lightning_resilience.core.breaker_record import BreakerState
 from lightning_resilience.core.lease import CLOCK_RATE_FACTOR, is_expired
+from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import SlotRecord
 from lightning_resilience.core.validation import check_less, check_seconds, option
 
@@ -52,17 +56,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.records import BreakerRecord
 
 
 __all__ = [
     "AdmissionConfig",
     "Slot",
-    "arrival_s",
+    "all_have_failed",
     "choose",
+    "count_look",
     "distance",
-    "look_again_s",
+    "may_try",
     "needs_slot",
+    "next_look_s",
     "pace_s",
     "released",
     "renewed",
@@ -80,7 +87,11 @@ _LOOKS_PER_LEASE: Final = 4
 _FIRST_PACE_S: Final = 0.05
 _LOOKS_PER_CALL: Final = 2
 _GROWTH: Final = 1.3
-_MOST_GROWTH: Final = 8.0
+_MOST_GROWTH: Final = 4.0
+_MOST_GUESSED_GROWTH: Final = 100.0
+
+_OK: Final = "ok"
+_FAILED: Final = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +215,10 @@ def taken(slot: Slot, *, ticket: int | None, holder: str) -> SlotRecord:
         ticket: The waiter's ticket, or None.
         holder: A fresh nonce.
     """
-    took_s = 0.0 if slot.record is None else slot.record.took_s
-    return SlotRecord(turn=max(slot.turn, ticket or 0), holder=holder, took_s=took_s, writer=holder)
+    before = slot.record or SlotRecord(writer="")
+    return msgspec.structs.replace(
+        before, turn=max(before.turn, ticket or 0), holder=holder, writer=holder
+    )
 
 
 def renewed(held: SlotRecord, *, writer: str) -> SlotRecord:
@@ -213,16 +226,41 @@ def renewed(held: SlotRecord, *, writer: str) -> SlotRecord:
     return msgspec.structs.replace(held, writer=writer)
 
 
-def released(held: SlotRecord, *, took_s: float | None, writer: str) -> SlotRecord:
+def released(held: SlotRecord, outcome: Outcome, *, lasted_s: float, writer: str) -> SlotRecord:
     """Return the free cell that a holder leaves behind.
 
     Args:
         held: The cell as it was held.
-        took_s: How long the call took, in seconds; None where that says nothing about the pace.
+        outcome: How the call ended. An interrupted one says nothing.
+        lasted_s: How long it took, in seconds.
         writer: Nonce of the write.
     """
-    known_s = held.took_s if took_s is None else took_s
-    return msgspec.structs.replace(held, holder="", took_s=known_s, writer=writer)
+    last = _FAILED if outcome.counts else _OK
+    return msgspec.structs.replace(
+        held,
+        holder="",
+        took_s=lasted_s if outcome.ok else held.took_s,
+        last=held.last if outcome.failure is FailureClass.CANCELLED else last,
+        writer=writer,
+    )
+
+
+def all_have_failed(slots: Sequence[Slot], *, own: int, at_least: int) -> bool:
+    """Tell whether the latest call in every slot has failed.
+
+    It is what makes a host vote after its first failure, where every rank calls at the same time:
+    to wait until one of them has failed several times in a row would take as many requests as there
+    are ranks, and retries that the budget may deny.
+
+    Args:
+        slots: All slots as they were read.
+        own: Number of the slot of the caller, whose call has just failed.
+        at_least: Failures that are needed in all; with fewer slots, no number of them is enough.
+    """
+    others = [slot for slot in slots if slot.index != own]
+    return len(others) + 1 >= at_least and all(
+        slot.record is not None and slot.record.last == _FAILED for slot in others
+    )
 
 
 def distance(ticket: int | None, slots: Sequence[Slot]) -> int:
@@ -232,40 +270,65 @@ def distance(ticket: int | None, slots: Sequence[Slot]) -> int:
     return max(0, ticket - 1 - max((slot.turn for slot in slots), default=0))
 
 
-def pace_s(slots: Sequence[Slot]) -> float:
-    """Return how long a call takes, in seconds: the median of what the slots say."""
+def pace_s(slots: Sequence[Slot]) -> float | None:
+    """Return how long a call takes, in seconds: the median of what the slots say, if any does."""
     taken = [slot.record.took_s for slot in slots if slot.record is not None and slot.record.took_s]
-    return statistics.median(taken) if taken else _FIRST_PACE_S
+    return statistics.median(taken) if taken else None
 
 
-def arrival_s(ahead: int, *, pace_s: float, slots: int, draw: float) -> float:
-    """Return when to come for the first look, in seconds from now.
+def count_look(looks: int, *, before_s: float | None, now_s: float | None) -> int:
+    """Return how many looks in vain count, after another one.
 
     Args:
-        ahead: How many are to be let in before.
-        pace_s: How long a call takes, in seconds.
+        looks: Looks that counted so far.
+        before_s: The pace at the look before, in seconds, or None.
+        now_s: The pace now, in seconds, or None. The first that is known ends the guessing, and
+            what was looked at before says nothing any more.
+    """
+    return looks + 1 if (before_s is None) == (now_s is None) else 0
+
+
+def may_try(ahead: int, *, limit: int, has_waited: bool) -> bool:
+    """Tell whether to claim a slot that is free.
+
+    Whoever has waited takes any. Who has only just come leaves it to those whose turn it is, or all
+    who come at the same time would claim the same few slots.
+
+    Args:
+        ahead: How many tickets are to be let in before.
+        limit: How many are let in at once now.
+        has_waited: Whether this waiter has waited for its turn.
+    """
+    return has_waited or ahead < limit
+
+
+def next_look_s(
+    ahead: int,
+    *,
+    looks: int,
+    slots: int,
+    pace_s: float | None,
+    lease_s: float,
+    draw: float,
+) -> float:
+    """Return how long to wait before the next look, in seconds.
+
+    Args:
+        ahead: How many tickets are to be let in before.
+        looks: Looks in vain so far. Waits grow with them: constant ones overwhelm the store.
         slots: How many are let in at once when all is well.
+        pace_s: How long a call takes, in seconds, or None where no call has told.
+        lease_s: Lease of a slot, in seconds.
         draw: A uniform number in [0, 1).
 
     Returns:
-        The time that the queue ahead takes, up to a twentieth early.
+        The time that the queue ahead takes, up to a twentieth early; and at least a jittered share
+        of the pace, which is capped at a quarter of the lease, so that whoever is next in line
+        finds a dead holder within one and a half leases.
     """
-    return ahead * pace_s / slots * (0.95 + 0.05 * draw)
-
-
-def look_again_s(looks: int, *, pace_s: float, lease_s: float, draw: float) -> float:
-    """Return how long to wait after a look that found no free slot, in seconds.
-
-    Args:
-        looks: Looks so far, ≥ 1. Waits grow with them: constant ones overwhelm the store.
-        pace_s: How long a call takes, in seconds.
-        lease_s: Lease of a slot, in seconds; a waiter looks at least four times in it.
-        draw: A uniform number in [0, 1).
-
-    Returns:
-        A jittered share of the pace, at most a quarter of the lease.
-    """
-    # 1.3 ** 9 is above the cap already, and a large exponent would overflow.
-    growth = min(_MOST_GROWTH, _GROWTH ** min(looks - 1, 9))
-    wait_s = pace_s / _LOOKS_PER_CALL * (0.5 + draw) * growth
-    return min(wait_s, lease_s / _LOOKS_PER_LEASE)
+    pace = _FIRST_PACE_S if pace_s is None else pace_s
+    most = _MOST_GUESSED_GROWTH if pace_s is None else _MOST_GROWTH
+    # 1.3 ** 20 is above both caps already, and a large exponent would overflow.
+    growth = min(most, _GROWTH ** min(looks, 20))
+    share_s = min(pace / _LOOKS_PER_CALL * (0.5 + draw) * growth, lease_s / _LOOKS_PER_LEASE)
+    return max(ahead * pace / slots * (0.95 + 0.05 * draw), share_s)

@@ -65,6 +65,7 @@ VERSION: Final = 1
 _StateName: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"\A(closed|open|half_open|recovering|forced_open)\Z")
 ]
+_LastName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(ok|failed)?\Z")]
 _VerdictName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(proceed|wait|fail)\Z")]
 _FailureName: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=rf"\A({'|'.join(failure.value for failure in FailureClass)})?\Z")
@@ -131,6 +132,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
         holder: Nonce of the claim that holds the slot; empty where it is free.
         took_s: How long the last call in this slot took that succeeded, in seconds; 0 where that is
             unknown.
+        last: How the last call in this slot ended: ``ok``, ``failed``, or empty where none has.
         writer: Nonce of this write. A holder's beat is a write that changes nothing else.
     """
 
@@ -138,6 +140,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     turn: _Count = 0
     holder: str = ""
     took_s: _Duration = 0.0
+    last: _LastName = ""
     writer: str
 
 

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core import admission as core, breaker, lease
 from lightning_resilience.core.admission import Slot
+from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven
 from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.circuit import learn, refresh
+from lightning_resilience.protocols.circuit import accept
 from lightning_resilience.protocols.effects import (
     Add,
     CompareAndSet,
@@ -44,11 +45,12 @@ from lightning_resilience.protocols.shared_cell import write
 if TYPE_CHECKING:
     from lightning_resilience.core.breaker import BreakerView
     from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["Permit", "enter", "leave"]
+__all__ = ["Permit", "enter", "leave", "look"]
 
 # An answer that was lost may have been executed, and then the second try is what tells.
 _LEAVING_TRIES: Final = 3
@@ -60,6 +62,7 @@ class Permit(Renewal):
     Args:
         key: The slot's key.
         record: What it holds now.
+        index: The slot's number.
         every_s: How often to beat, in seconds.
         entered_at_s: When it was taken, on this process's clock.
         is_own: Whether it is in this process's own store.
@@ -73,12 +76,14 @@ class Permit(Renewal):
         key: str,
         record: SlotRecord,
         *,
+        index: int,
         every_s: float,
         entered_at_s: float,
         is_own: bool = False,
     ) -> None:
         self.key = key
         self.record = record
+        self.index = index
         self.raw = encode(record)
         self.every_s = every_s
         self.entered_at_s = entered_at_s
@@ -118,20 +123,20 @@ class _Line:
     sightings: dict[int, Sighting] = field(default_factory=dict)
     ticket: int | None = None
     has_ticket: bool = False
+    has_waited: bool = False
     looks: int = 0
+    pace_s: float | None = None
     spoken_at_s: float | None = None
 
 
 def enter(
-    circuit: Circuit, *, operation: str, ahead: int, voice_s: float, deadline_at_s: float
+    circuit: Circuit, *, operation: str, voice_s: float, deadline_at_s: float
 ) -> Protocol[Permit | None]:
     """Wait for a slot.
 
     Args:
-        circuit: What this process remembers of the breaker.
+        circuit: What this process remembers of the breaker; it has a view.
         operation: What waits, for the events.
-        ahead: How many are known to come before this one, because they have waited for the same
-            bell.
         voice_s: Longest time between two events that say what is awaited, in seconds.
         deadline_at_s: When to give up, on this process's clock.
 
@@ -141,47 +146,45 @@ def enter(
     """
     line = _Line()
     started_at_s: float = yield Now()
-    if ahead:
-        yield from _sleep_by_distance(circuit, ahead, deadline_at_s=deadline_at_s)
+    if circuit.view is not None and circuit.view.record.state == BreakerState.RECOVERING.value:
+        # Everybody comes now: first the ticket, so that not all of them try the one free slot.
+        yield from _draw_ticket(circuit, line)
     while True:
-        view, slots = yield from _look(circuit, line)
+        view, slots = yield from _look_in_line(circuit, line)
         if not breaker.passes(view.record):
             return None
-        permit = yield from _claim(circuit, view, slots, line=line)
-        if permit is not None:
-            return permit
+        ahead = core.distance(line.ticket, slots)
+        if core.may_try(ahead, limit=view.record.limit, has_waited=line.has_waited):
+            permit = yield from _claim(circuit, view, slots, line=line)
+            if permit is not None:
+                return permit
         now_s: float = yield Now()
         if now_s >= deadline_at_s:
             return None
-        if is_time_to_speak(line.spoken_at_s, wait_s=0.0, voice_s=voice_s, now_s=now_s):
-            line.spoken_at_s = now_s
-            yield Emit(
-                SlotAwaited(
-                    dependency=circuit.dependency,
-                    operation=operation,
-                    limit=view.record.limit,
-                    elapsed_s=now_s - started_at_s,
-                )
-            )
-        if not ahead and not line.has_ticket:
+        yield from _speak(
+            circuit,
+            view,
+            line,
+            operation=operation,
+            elapsed_s=now_s - started_at_s,
+            voice_s=voice_s,
+        )
+        if not line.has_ticket:
             yield from _draw_ticket(circuit, line)
-            distance = core.distance(line.ticket, slots)
-            yield from _sleep_by_distance(circuit, distance, deadline_at_s=deadline_at_s)
-        else:
-            yield from _pause(circuit, line, deadline_at_s=deadline_at_s)
+            ahead = core.distance(line.ticket, slots)
+        yield from _wait(circuit, line, ahead=ahead, deadline_at_s=deadline_at_s)
 
 
-def _look(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+    """Read the breaker's record and all slots in one round trip.
+
+    Args:
+        circuit: What this process remembers of the breaker.
+    """
     keys = circuit.slot_keys
     sent_at_s: float = yield Now()
     values: list[bytes | None] = yield MultiGet((circuit.key, *keys))
-    seen_at_s: float = yield Now()
-    view = circuit.view
-    if view is not None and values[0] == view.raw:
-        view = learn(circuit, view.raw, read_at_s=sent_at_s, seen_at_s=seen_at_s)
-    else:
-        # Changed, gone or rebuilt: there are rules for that.
-        view = yield from refresh(circuit)
+    view = yield from accept(circuit, values[0], sent_at_s=sent_at_s)
     slots = tuple(
         Slot(
             index=index,
@@ -190,12 +193,17 @@ def _look(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, tuple[Sl
         )
         for index, raw in enumerate(values[1:])
     )
+    circuit.pace_s = core.pace_s(slots)
+    return view, slots
+
+
+def _look_in_line(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+    view, slots = yield from look(circuit)
+    now_s: float = yield Now()
     for slot in slots:
         line.sightings[slot.index] = lease.observe(
-            line.sightings.get(slot.index), (slot.raw.decode(),), now_s=seen_at_s
+            line.sightings.get(slot.index), (slot.raw.decode(),), now_s=now_s
         )
-    line.looks += 1
-    circuit.pace_s = core.pace_s(slots)
     return view, slots
 
 
@@ -225,6 +233,7 @@ def _claim(
     return Permit(
         key,
         record,
+        index=slot.index,
         every_s=circuit.admission.beat_every_s,
         entered_at_s=now_s,
         is_own=circuit.is_own,
@@ -240,43 +249,60 @@ def _draw_ticket(circuit: Circuit, line: _Line) -> Protocol[None]:
         line.ticket = None
 
 
-def _sleep_by_distance(circuit: Circuit, ahead: int, *, deadline_at_s: float) -> Protocol[None]:
-    draw: float = yield Draw()
-    arrival_s = core.arrival_s(
-        ahead, pace_s=circuit.pace_s, slots=circuit.config.max_concurrent, draw=draw
+def _speak(
+    circuit: Circuit,
+    view: BreakerView,
+    line: _Line,
+    *,
+    operation: str,
+    elapsed_s: float,
+    voice_s: float,
+) -> Protocol[None]:
+    if not is_time_to_speak(line.spoken_at_s, wait_s=0.0, voice_s=voice_s, now_s=elapsed_s):
+        return
+    line.spoken_at_s = elapsed_s
+    yield Emit(
+        SlotAwaited(
+            dependency=circuit.dependency,
+            operation=operation,
+            limit=view.record.limit,
+            elapsed_s=elapsed_s,
+        )
     )
-    yield from _sleep(arrival_s, deadline_at_s)
 
 
-def _pause(circuit: Circuit, line: _Line, *, deadline_at_s: float) -> Protocol[None]:
+def _wait(circuit: Circuit, line: _Line, *, ahead: int, deadline_at_s: float) -> Protocol[None]:
     draw: float = yield Draw()
-    wait_s = core.look_again_s(
-        line.looks,
+    wait_s = core.next_look_s(
+        ahead,
+        looks=line.looks,
+        slots=circuit.config.max_concurrent,
         pace_s=circuit.pace_s,
         lease_s=circuit.admission.slot_lease_s,
         draw=draw,
     )
-    yield from _sleep(wait_s, deadline_at_s)
-
-
-def _sleep(duration_s: float, deadline_at_s: float) -> Protocol[None]:
+    # How long a call takes shows only once one has succeeded; the waits before that were guesses.
+    line.looks = core.count_look(line.looks, before_s=line.pace_s, now_s=circuit.pace_s)
+    line.pace_s = circuit.pace_s
+    line.has_waited = True
     now_s: float = yield Now()
-    yield Sleep(max(0.0, min(duration_s, deadline_at_s - now_s)))
+    yield Sleep(max(0.0, min(wait_s, deadline_at_s - now_s)))
 
 
-def leave(permit: Permit, *, succeeded: bool) -> Protocol[None]:
+def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
     """Give a slot back; nothing where somebody else has it already.
 
     Args:
         permit: The slot.
-        succeeded: Whether the call went well, so that its length tells the pace.
+        outcome: How the call ended.
     """
     if permit.is_lost:
         return
     now_s: float = yield Now()
     writer: str = yield Nonce()
-    took_s = now_s - permit.entered_at_s if succeeded else None
-    free = encode(core.released(permit.record, took_s=took_s, writer=writer))
+    free = encode(
+        core.released(permit.record, outcome, lasted_s=now_s - permit.entered_at_s, writer=writer)
+    )
     permit.is_lost = True
     for _ in range(_LEAVING_TRIES - 1):
         with suppress(StoreUnavailableError):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Circuit",
     "Limits",
+    "accept",
     "apply",
     "apply_to",
     "begin",
@@ -59,6 +60,20 @@ def refresh(circuit: Circuit) -> Protocol[BreakerView]:
     """
     sent_at_s: float = yield Now()
     raw: bytes | None = yield Get(circuit.key)
+    return (yield from accept(circuit, raw, sent_at_s=sent_at_s))
+
+
+def accept(circuit: Circuit, raw: bytes | None, *, sent_at_s: float) -> Protocol[BreakerView]:
+    """Take note of what a read of the record has shown, and put right what is not as it must be.
+
+    Args:
+        circuit: What this process remembers.
+        raw: The record's bytes, or None where there is none.
+        sent_at_s: When the read was sent, on this process's clock.
+
+    Returns:
+        The view after it.
+    """
     if raw is None:
         raw = yield from _create(circuit)
     elif circuit.view is not None and breaker.outranks(
@@ -215,7 +230,9 @@ def begin(circuit: Circuit, *, new_incarnation: bool) -> Protocol[BreakerView]:
     return view
 
 
-def report(circuit: Circuit, outcome: Outcome, *, epoch: int) -> Protocol[None]:
+def report(
+    circuit: Circuit, outcome: Outcome, *, epoch: int, others_failed: bool = False
+) -> Protocol[None]:
     """Report how an attempt ended, once.
 
     A success under a closed circuit costs no store operation. Failures that say nothing about
@@ -225,6 +242,8 @@ def report(circuit: Circuit, outcome: Outcome, *, epoch: int) -> Protocol[None]:
         circuit: What this process remembers; it has a view.
         outcome: How the attempt ended.
         epoch: Epoch of the record that admitted it.
+        others_failed: Whether the latest calls of all others failed as well: then one failure is
+            enough for a vote.
     """
     now_s: float = yield Now()
     view = circuit.view
@@ -238,32 +257,30 @@ def report(circuit: Circuit, outcome: Outcome, *, epoch: int) -> Protocol[None]:
         elif circuit.host in view.record.votes:
             yield from apply(circuit, VoteDropped(host=circuit.host))
     elif outcome.counts:
-        yield from _report_failure(
-            circuit, outcome, epoch=epoch, recovering=recovering, now_s=now_s
-        )
+        if recovering:
+            yield from apply(circuit, AttemptFailed(epoch=epoch, reason=outcome.error))
+        else:
+            yield from _note_failure(circuit, outcome, others_failed=others_failed, now_s=now_s)
+        if circuit.view is not None:
+            # After a failure the next call reads again, however young the view is.
+            circuit.view = replace(circuit.view, read_at_s=_NEVER_S)
 
 
-def _report_failure(
-    circuit: Circuit, outcome: Outcome, *, epoch: int, recovering: bool, now_s: float
+def _note_failure(
+    circuit: Circuit, outcome: Outcome, *, others_failed: bool, now_s: float
 ) -> Protocol[None]:
     config = circuit.config
-    if recovering:
-        yield from apply(circuit, AttemptFailed(epoch=epoch, reason=outcome.error))
-    else:
-        circuit.window = window.record_failure(
-            circuit.window, now_s=now_s, window_s=config.window_s
-        )
-        if window.wants_vote(
-            circuit.window,
-            now_s=now_s,
-            window_s=config.window_s,
-            trip_failures=config.trip_failures,
-        ):
-            failures = circuit.window.failures
-            reason = f"{failures} failures in a row on {circuit.host}, {outcome.error}"
-            yield from apply(
-                circuit, HostVoted(host=circuit.host, hosts=circuit.hosts, reason=reason)
-            )
-    if circuit.view is not None:
-        # After a failure the next call reads again, however young the view is.
-        circuit.view = replace(circuit.view, read_at_s=_NEVER_S)
+    circuit.window = window.record_failure(circuit.window, now_s=now_s, window_s=config.window_s)
+    wants_vote = window.wants_vote(
+        circuit.window,
+        now_s=now_s,
+        window_s=config.window_s,
+        trip_failures=config.trip_failures,
+    )
+    if not (wants_vote or others_failed):
+        return
+    failures = f"{circuit.window.failures} failures in a row on {circuit.host}"
+    if not wants_vote:
+        failures = f"a failure on {circuit.host}, and the latest call in every slot failed"
+    reason = f"{failures}, {outcome.error}"
+    yield from apply(circuit, HostVoted(host=circuit.host, hosts=circuit.hosts, reason=reason))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core import breaker, lease, window
-from lightning_resilience.core.admission import AdmissionConfig, pace_s
+from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerState, BreakerView
 from lightning_resilience.core.budget import BudgetConfig, share
 from lightning_resilience.core.detour import own_config, try_again_s
@@ -63,7 +63,7 @@ class Circuit:
         detour: The way that this process goes alone, where it has one.
         is_own: Whether this process alone uses it, in its own store.
         probe_share: Probability with which this process sends a probe that is due.
-        pace_s: How long a call takes, in seconds, as the slots told at the last look.
+        pace_s: How long a call takes, in seconds, as the slots told at the last look, or None.
         inherited: Whether this process has never seen the circuit let calls through: then it was
             tripped by an earlier start of the job.
     """
@@ -117,7 +117,7 @@ class Circuit:
         self.slot_keys = tuple(
             keys.slot(dependency, index) for index in range(config.max_concurrent)
         )
-        self.pace_s = pace_s(())
+        self.pace_s: float | None = None
         self.ledger = Ledger(limits.budget)
         self.budget_key = keys.budget(dependency)
         self.detour: Detour | None = None

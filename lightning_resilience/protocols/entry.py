@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lightning_resilience.core import admission as core
-from lightning_resilience.core.breaker import BreakerState, passes
+from lightning_resilience.core.breaker import passes
 from lightning_resilience.errors import CircuitOpenError, StoreUnavailableError
 from lightning_resilience.protocols.admission import enter
 from lightning_resilience.protocols.detour import choose, follow, look, lose, until_s
@@ -117,7 +117,6 @@ def _through(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protoco
         permit = yield from enter(
             circuit,
             operation=terms.operation,
-            ahead=_ahead(circuit, view) if waits else 0,
             voice_s=terms.patience.voice_s,
             deadline_at_s=deadline_at_s if waits else now_s,
         )
@@ -130,10 +129,12 @@ def _through(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protoco
 
 
 def _pass(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[BreakerView]:
-    if not terms.collective:
-        view = yield from look(circuit)
-        if passes(view.record):
-            return view
+    if terms.collective and circuit.view is not None and passes(circuit.view.record):
+        # Whoever takes a slot reads the record with the slots.
+        return circuit.view
+    view = yield from look(circuit)
+    if passes(view.record):
+        return view
     # Those who need a slot come back by their distance, and the others over the spread.
     patience = replace(terms.patience, spread_s=0.0)
     view = yield from await_passage(
@@ -143,13 +144,6 @@ def _pass(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[B
         draw: float = yield Draw()
         yield Sleep(draw * terms.patience.spread_s)
     return view
-
-
-def _ahead(circuit: Circuit, view: BreakerView) -> int:
-    recovering = view.record.state == BreakerState.RECOVERING.value
-    if circuit.place is None or circuit.place[0] != view.record.generation or not recovering:
-        return 0
-    return circuit.place[1] - 1
 
 
 def _no_slot(circuit: Circuit, view: BreakerView) -> CircuitOpenError:

@@ -220,7 +220,7 @@ def _attempt(circuit: Circuit, call: GuardedCall, entry: Entry) -> Protocol[_End
         if outcome.failure is FailureClass.CANCELLED:
             # The slot goes back at once instead of at the end of its lease.
             with suppress(ResilienceError):
-                yield from give_back(circuit, _terms(call), entry, succeeded=False)
+                yield from give_back(circuit, _terms(call), entry, outcome=outcome)
             raise
         return _Ended(outcome=outcome, error=error)
     return _Ended(outcome=OK, value=value)

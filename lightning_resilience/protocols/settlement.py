@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lightning_resilience.core.admission import all_have_failed
 from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.budget import is_charged
 from lightning_resilience.core.events import StoreLost
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.admission import leave
+from lightning_resilience.protocols.admission import leave, look
 from lightning_resilience.protocols.budget import charge
 from lightning_resilience.protocols.circuit import refresh, report
 from lightning_resilience.protocols.detour import follow, guide, isolate, lose, rejoin
@@ -23,6 +24,7 @@ from lightning_resilience.protocols.effects import Emit
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.core.breaker import BreakerView
     from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -55,7 +57,7 @@ def settle(circuit: Circuit, terms: Terms, entry: Entry, *, outcome: Outcome) ->
         )
     except StoreUnavailableError as error:
         yield from _missed(circuit, terms, error)
-    yield from give_back(circuit, terms, entry, succeeded=outcome.ok)
+    yield from give_back(circuit, terms, entry, outcome=outcome)
     if outcome.ok and entry.circuit.is_own:
         try:
             yield from rejoin(circuit)
@@ -69,30 +71,40 @@ def settle(circuit: Circuit, terms: Terms, entry: Entry, *, outcome: Outcome) ->
 def _report(entry: Entry, outcome: Outcome) -> Protocol[bool]:
     circuit, admitted = entry.circuit, entry.view.record
     healthy = admitted.state == BreakerState.CLOSED.value
+    others_failed = False
     if healthy and outcome.counts:
         # Others may have tripped the circuit while this attempt ran, and then it is the outage that
         # has failed it. The read is not lost: the vote that may follow is a change of what it
         # returns.
-        view = yield from refresh(circuit)
+        view, others_failed = yield from _look_around(circuit, entry)
         healthy = view.record.state == BreakerState.CLOSED.value
-    yield from report(circuit, outcome, epoch=admitted.epoch)
+    yield from report(circuit, outcome, epoch=admitted.epoch, others_failed=others_failed)
     return healthy
 
 
-def give_back(circuit: Circuit, terms: Terms, entry: Entry, *, succeeded: bool) -> Protocol[None]:
+def _look_around(circuit: Circuit, entry: Entry) -> Protocol[tuple[BreakerView, bool]]:
+    if entry.permit is None:
+        return (yield from refresh(circuit)), False
+    view, slots = yield from look(circuit)
+    return view, all_have_failed(
+        slots, own=entry.permit.index, at_least=circuit.config.trip_failures
+    )
+
+
+def give_back(circuit: Circuit, terms: Terms, entry: Entry, *, outcome: Outcome) -> Protocol[None]:
     """Give the slot of an attempt back, if it had one.
 
     Args:
         circuit: The job's breaker.
         terms: How the call came.
         entry: What let it through.
-        succeeded: Whether the attempt went well.
+        outcome: How the attempt ended.
     """
     if entry.permit is None:
         return
     # Without patience of its own: leaving tries more than once, and the lease does the rest.
     patience_s = None if terms.store_patience_s is None else 0.0
-    leaving = leave(entry.permit, succeeded=succeeded)
+    leaving = leave(entry.permit, outcome)
     try:
         yield from follow(
             circuit, entry.circuit, leaving, op=terms.operation, patience_s=patience_s
