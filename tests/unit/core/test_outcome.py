@@ -236,7 +236,10 @@ LIBRARY_ERRORS = [
     (RuntimeError("x"), F.UNKNOWN),
     (EOFError(), F.UNKNOWN),
     (pickle.UnpicklingError("x"), F.UNKNOWN),
-    (OSError("Forbidden: https://host"), F.UNKNOWN),
+    (OSError("Forbidden: https://host"), F.PERMANENT),
+    (OSError("Forbidden fruit"), F.UNKNOWN),
+    (OSError(errno.EIO, "Forbidden: https://host"), F.TRANSIENT),
+    (OSError(), F.UNKNOWN),
     (Exception("x"), F.UNKNOWN),
     (foreign("PanicException", BaseException), F.PERMANENT),
     (KeyboardInterrupt(), F.CANCELLED),
@@ -277,10 +280,19 @@ def test_real_aiohttp_errors_are_transient() -> None:
     assert classify(aiohttp.InvalidURL("x")).failure is F.PERMANENT
 
 
-GCSFS = [(401, F.AUTH), (429, F.THROTTLE), (500, F.TRANSIENT), (502, F.TRANSIENT)]
+GCSFS = [
+    (401, F.AUTH),
+    (403, F.PERMANENT),
+    (408, F.TRANSIENT),
+    (412, F.PERMANENT),
+    (429, F.THROTTLE),
+    (500, F.TRANSIENT),
+    (502, F.TRANSIENT),
+    (503, F.THROTTLE),
+]
 
 
-@pytest.mark.parametrize(("status", "expected"), [*GCSFS, (503, F.THROTTLE), (412, F.PERMANENT)])
+@pytest.mark.parametrize(("status", "expected"), GCSFS)
 def test_what_gcsfs_makes_of_a_status_is_judged_like_the_status(
     status: int, expected: FailureClass
 ) -> None:
