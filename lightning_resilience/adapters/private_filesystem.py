@@ -90,14 +90,19 @@ def renew_client(fs: AbstractFileSystem) -> bool:
         fs.connect(refresh=True)
         return True
     if "gs" in protocols(fs):
-        fs.credentials.connect(method=fs.credentials.token)
-        _refresh(fs.credentials)
+        _renew_google(fs.credentials)
         return True
     return False
 
 
-def _refresh(credentials: Any) -> None:
+def _renew_google(credentials: Any) -> None:
     """Ask for a fresh token now, so that a refresh that cannot work is known before an attempt."""
+    refused = getattr(credentials.credentials, "token", None)
+    credentials.connect(method=credentials.token)
+    found = credentials.credentials
+    if found is not None and found.token == refused:
+        # Valid for all that it knows, but the storage has just refused it.
+        found.token = None
     try:
         credentials.maybe_refresh()
     except Exception as error:

@@ -326,6 +326,48 @@ def test_our_own_errors_have_a_class(error: BaseException, expected: FailureClas
     assert classify(error).failure is expected
 
 
+# One row of the documented table after the other: what the storage libraries make of each example.
+DOCUMENTED = [
+    (ConnectionResetError(), F.TRANSIENT),
+    (TimeoutError(), F.TRANSIENT),
+    (OSError(errno.ESTALE, "x"), F.TRANSIENT),
+    (s3fs.errors.translate_boto_error(client_error("NoSuchUpload", 404)), F.TRANSIENT),
+    (socket.gaierror(socket.EAI_AGAIN, "not yet"), F.TRANSIENT),
+    (s3fs.errors.translate_boto_error(client_error("SlowDown", 503)), F.THROTTLE),
+    (foreign("HttpError", code=429), F.THROTTLE),
+    (client_error("503", 503, retry_after="3"), F.THROTTLE),
+    (s3fs.errors.translate_boto_error(client_error("ExpiredToken", 400)), F.AUTH),
+    (foreign("HttpError", code=401), F.AUTH),
+    (raised_from(foreign("HttpError", code=401), foreign("RefreshError")), F.AUTH),
+    (OSError(errno.ENOSPC, "x"), F.CAPACITY),
+    (OSError(errno.EDQUOT, "x"), F.CAPACITY),
+    (s3fs.utils.FileExpired("name", "tag"), F.STALE),
+    (s3fs.errors.translate_boto_error(client_error("AccessDenied", 403)), F.PERMANENT),
+    (s3fs.errors.translate_boto_error(client_error("NoSuchBucket", 404)), F.PERMANENT),
+    (s3fs.errors.translate_boto_error(client_error("NoSuchKey", 404)), F.PERMANENT),
+    (raised_from(foreign("NonRetryableError"), foreign("RefreshError")), F.PERMANENT),
+    (errors.ConfigError("x"), F.PERMANENT),
+    (Exception("x"), F.UNKNOWN),
+    (KeyboardInterrupt(), F.CANCELLED),
+    (SystemExit(), F.CANCELLED),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    DOCUMENTED,
+    ids=[f"{n}-{type(error).__name__}" for n, (error, _) in enumerate(DOCUMENTED)],
+)
+def test_the_documented_examples_are_what_the_table_says(
+    error: BaseException, expected: FailureClass
+) -> None:
+    """Reading or writing, each example has its row's class, and counts as its row says."""
+    for reading in (False, True):
+        outcome = classify(error, reading=reading)
+        assert outcome.failure is expected
+        assert outcome.counts is (expected in {F.TRANSIENT, F.THROTTLE, F.UNKNOWN})
+
+
 def test_a_missing_file_is_permanent_only_while_reading() -> None:
     """While writing, the directory may have gone away between two calls."""
     missing = FileNotFoundError(errno.ENOENT, "text")
