@@ -74,12 +74,23 @@ def test_a_raw_token_of_google_is_given_up_at_once() -> None:
     assert mine.sink.emitted(RetryScheduled) == []
 
 
-def test_a_refresh_that_is_refused_ends_the_call() -> None:
+@pytest.mark.parametrize(
+    ("problem", "named", "failure"),
+    [
+        (exceptions.RefreshError("invalid_grant: no account"), "RefreshError: inv", "permanent"),
+        # gcsfs's own word on a raw token that has expired.
+        (ValueError("Provided token is either not valid, or expired."), "ValueError: Pro", "auth"),
+    ],
+    ids=["refused", "unknown"],
+)
+def test_a_refresh_that_fails_for_good_ends_the_call(
+    problem: Exception, named: str, failure: str
+) -> None:
     """The rebuild is tried once; the refusal stays the cause, and the rebuild's error is named."""
     mine = Rank()
 
     def rebuild() -> None:
-        raise exceptions.RefreshError("invalid_grant: account deleted")
+        raise problem
 
     error, attempts = refused(mine, rebuild)
 
@@ -87,8 +98,9 @@ def test_a_refresh_that_is_refused_ends_the_call() -> None:
     assert attempts == 1
     assert told == ["save", "rebuild of the client for save"]
     assert isinstance(error.__cause__, ExpiredTokenError)
-    assert "RefreshError: invalid_grant" in str(error)
-    assert "RefreshError: invalid_grant" in error.last_error
+    assert error.failure == failure
+    assert named in str(error)
+    assert named in error.last_error
     assert mine.sink.emitted(RetryScheduled) == []
 
 
