@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info
-from lightning_resilience.adapters.private_filesystem import private_filesystem
+from lightning_resilience.adapters.private_filesystem import plain_url, private_filesystem
 from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
 from lightning_resilience.errors import CheckpointError
 
@@ -53,6 +53,7 @@ def dependency_of(url: str) -> str:
     Returns:
         ``file://<mount point>`` or ``<protocol>://<bucket or host>``.
     """
+    url = plain_url(url)
     parts = urlsplit(url)
     if "://" not in url or parts.scheme in {"file", "local"}:
         return f"file://{mount_point_by_name(parts.path if '://' in url else url)}"
@@ -119,8 +120,10 @@ class Storage:
 
     @staticmethod
     def _root(url: str) -> str:
-        parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.netloc}" if "://" in url else ""
+        # A client that was found by a prefixed URL takes prefixed paths, and no other does.
+        prefix, plain = url.removesuffix(plain_url(url)), plain_url(url)
+        parts = urlsplit(plain)
+        return f"{prefix}{parts.scheme}://{parts.netloc}" if "://" in plain else prefix
 
     def exists(self, url: str, token: CancelToken) -> bool:
         """Tell whether ``url`` exists, file or directory; raises where that cannot be told."""
