@@ -37,7 +37,7 @@ class Runner(Protocol):
     in its process.
     """
 
-    def __call__(
+    def __call__(  # noqa: PLR0917 - one call of a filesystem, always the same four
         self,
         fs: AbstractFileSystem,
         operation: str,

@@ -10,7 +10,6 @@ user set besides stays as it is.
 
 from __future__ import annotations
 
-import functools
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +40,8 @@ PREFIX = "resilient::"
 
 # gcsfs has no option for the number of its attempts; these are what its decorator repeats.
 _GCSFS_RETRIED = ("_request", "_get_file_request", "_get_file_concurrent")
+
+_prefix_aware: dict[type[AbstractFileSystem], type[AbstractFileSystem]] = {}
 
 
 def private_filesystem(
@@ -95,11 +96,12 @@ def strip_prefixed(base: type[AbstractFileSystem]) -> classmethod[Any, Any, Any]
     return classmethod(strip)
 
 
-@functools.cache
 def prefix_aware(base: type[AbstractFileSystem]) -> type[AbstractFileSystem]:
     """Return a subclass of ``base`` that changes nothing but takes prefixed paths."""
-    body = {"__module__": __name__, "_strip_protocol": strip_prefixed(base), "cachable": False}
-    return type(base.__name__, (base,), body)
+    if base not in _prefix_aware:
+        body = {"__module__": __name__, "_strip_protocol": strip_prefixed(base), "cachable": False}
+        _prefix_aware[base] = type(base.__name__, (base,), body)
+    return _prefix_aware[base]
 
 
 def renew_client(fs: AbstractFileSystem) -> bool:

@@ -34,11 +34,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lightning_resilience.core import backoff
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, FailureClass, Outcome
 from lightning_resilience.core.validation import check_at_least, check_seconds, check_whole, option
-from lightning_resilience.errors import RetriesExhaustedError
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.errors import RetriesExhaustedError
 
 
 __all__ = [

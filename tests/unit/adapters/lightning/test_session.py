@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lightning.pytorch import Callback
 
-from lightning_resilience.adapters.lightning.breakers import _parent
+from lightning_resilience.adapters.storage import parent_of
 from tests.faulty_filesystem import Rule
 from tests.lightning_job import find, make_data, make_model, make_trainer
 from tests.single_rank import fit, names, plan_in_use
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
         ("s3://bucket/c.ckpt", "s3://bucket"),
         ("s3://bucket/a/", "s3://bucket/a"),
         ("s3://bucket/", "s3://bucket"),
+        ("s3://bucket", "s3://bucket"),
         ("memory://a/c.ckpt", "memory://a"),
         ("file:///a/c.ckpt", "file:///a"),
     ],
 )
 def test_a_probe_works_where_the_checkpoint_is(url: str, directory: str) -> None:
     """It is the folder of the file, or the folder itself, never a name that does not exist."""
-    assert _parent(url) == directory
+    assert parent_of(url) == directory
 
 
 @pytest.mark.integration
