@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["FileGuard"]
+__all__ = ["FileGuard", "close_connections"]
 
 T = TypeVar("T")
 
@@ -234,6 +234,12 @@ class _Home:
             found = self._circuits.setdefault(key, circuit)
         return found
 
+    def close(self) -> None:
+        """Close every connection, and this thread's helper."""
+        for driver in [self.alone, *(driver for _, driver in self._drivers.values())]:
+            driver.close()
+            driver.store.close()
+
     def lose(self, driver: Driver, operation: str, error: StoreUnavailableError) -> None:
         """Take note that a store does not answer."""
         self._lost_at_s[driver] = driver.clock.now_s()
@@ -251,6 +257,16 @@ _homes: dict[int, _Home] = {}
 def _home() -> _Home:
     pid = os.getpid()
     return _homes.get(pid) or _homes.setdefault(pid, _Home())
+
+
+def close_connections() -> None:
+    """Let go of what this process's guards hold, in this thread and in the stores. Idempotent.
+
+    The next operation begins anew, as in a process that has just started.
+    """
+    home = _homes.pop(os.getpid(), None)
+    if home is not None:
+        home.close()
 
 
 def _is_distributed() -> bool:
