@@ -84,8 +84,8 @@ def _target(args: tuple[Any, ...], protocol: str | None) -> type[AbstractFileSys
     target: type[AbstractFileSystem] = fsspec.get_filesystem_class(protocol)
     if issubclass(target, ChainedFileSystem):
         message = (
-            f"resilient:: cannot guard {protocol}::, which is a chain itself. Put it once, right in "
-            "front of the storage's URL, for example simplecache::resilient::s3://bucket/key."
+            f"resilient:: cannot guard {protocol}::, which is a chain itself. Put it once, in "
+            "front of the storage's own URL, for example simplecache::resilient::s3://bucket/key."
         )
         raise ConfigError(message)
     return target

@@ -70,9 +70,7 @@ def test_a_killed_writer_leaves_nothing(
     fs, folder = url_to_fs(place, **options.get("s3", {}), skip_instance_cache=True)
     fs.pipe_file(f"{folder}/older", b"older")
 
-    codes = [
-        kill_halfway(f"resilient::{place}/{name}", options, how) for name in ("new", "older")
-    ]
+    codes = [kill_halfway(f"resilient::{place}/{name}", options, how) for name in ("new", "older")]
 
     fs.invalidate_cache()
     assert codes == [-signal.SIGKILL] * 2

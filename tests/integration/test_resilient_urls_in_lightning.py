@@ -120,9 +120,9 @@ def test_a_blip_is_survived(
     )
     monkeypatch.setenv(faulty_filesystem.VARIABLE, str(plan.folder))
     folder = f"resilient::faulty://{tmp_path}/checkpoints"
-    options = {"retry": {"base_delay_s": 0.01, "throttle_base_delay_s": 0.01}}
+    retry = {"base_delay_s": 0.01, "throttle_base_delay_s": 0.01}
 
-    train(folder, *[ResilienceCallback(**options) for _ in range(callbacks)])
+    train(folder, *[ResilienceCallback(retry=retry) for _ in range(callbacks)])
 
     assert len(plan.calls("put_file", name="step=2")) == 3
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [

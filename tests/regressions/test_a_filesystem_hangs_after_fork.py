@@ -106,9 +106,7 @@ def test_a_child_uses_what_its_parent_has_used(
     server = s3_server.client()
     server.put_object(Bucket=bucket, Key="data/x", Body=b"data")
 
-    lines = run_parent(
-        f"resilient::s3://{bucket}/data", {"s3": s3_server.storage_options}, *words
-    )
+    lines = run_parent(f"resilient::s3://{bucket}/data", {"s3": s3_server.storage_options}, *words)
 
     assert lines == EXPECTED
     names = [found["Key"] for found in server.list_objects_v2(Bucket=bucket)["Contents"]]

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,6 +29,7 @@ from tests.faulty_filesystem import FaultPlan, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 class Storage:

@@ -247,7 +247,7 @@ def test_a_file_closed_in_a_handler_is_published(world: World) -> None:
 
 
 def test_compressed_files_are_published_whole(world: World) -> None:
-    """fsspec closes the compressor before the file."""
+    """The compressor is closed before the file."""
     url, options = world
 
     with fsspec.open(f"{url}/x.gz", "wt", compression="infer", **options) as file:
