@@ -52,6 +52,41 @@ def test_a_listing_is_probed_in_the_listed_folder(faulty: Callable[..., Job]) ->
     assert probed == job.folder.removeprefix("faulty://")
 
 
+class AsksForWhatIsNotThere(Callback):
+    """A user's own question to the filesystem of the checkpoints, outside any joint operation."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def on_train_end(self, trainer: Any, *_args: Any) -> None:
+        """Ask."""
+        books = find(trainer, "ModelCheckpoint")
+        try:
+            books._fs.info(f"{books.dirpath}/missing")
+        except OSError as error:
+            self.error = error
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("error", "kind"), [("denied", PermissionError), ("", FileNotFoundError)], ids=["denied", "-"]
+)
+def test_what_storage_answers_is_raised_as_it_is(
+    error: str, kind: type[Exception], faulty: Callable[..., Job]
+) -> None:
+    """Code around the filesystem catches these by their types; nothing is wrapped around them."""
+    job = faulty(Rule(operations=("info",), name="/missing", error=error))
+    asks = AsksForWhatIsNotThere()
+    trainer = make_trainer(job)
+    trainer.callbacks.insert(0, asks)
+
+    trainer.fit(make_model(), make_data())
+
+    assert type(asks.error) is kind
+    assert asks.error.__context__ is None
+    assert len(plan_in_use().calls("info", name="/missing")) == 1
+
+
 class SavesWithAToken(Callback):
     """A user's own save, with options of the storage for this call."""
 
