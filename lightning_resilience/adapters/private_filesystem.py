@@ -17,6 +17,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from fsspec.core import url_to_fs
+from fsspec.utils import stringify_path
 
 from lightning_resilience.adapters.object_store import protocols
 from lightning_resilience.core.evidence import type_names
@@ -28,11 +29,24 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 
-__all__ = ["private_filesystem", "private_instance", "renew_client"]
+__all__ = [
+    "PREFIX",
+    "plain_url",
+    "prefix_aware",
+    "private_filesystem",
+    "private_instance",
+    "renew_client",
+    "strip_prefixed",
+]
+
+PREFIX = "resilient::"
+"""Stands before the URL of a filesystem that is to be guarded."""
 
 _KEEP_LISTINGS = frozenset({"s3", "gs"})
 # gcsfs has no option for the number of its attempts; these are what its decorator repeats.
 _GCSFS_RETRIED = ("_request", "_get_file_request", "_get_file_concurrent")
+
+_prefix_aware: dict[type[AbstractFileSystem], type[AbstractFileSystem]] = {}
 
 
 def private_filesystem(
@@ -47,8 +61,9 @@ def private_filesystem(
     Returns:
         The filesystem and the path as that filesystem wants it.
     """
-    fs, path = url_to_fs(url, **dict(storage_options or {}))
-    return private_instance(type(fs), fs.storage_args, fs.storage_options), path
+    fs, path = url_to_fs(plain_url(url), **dict(storage_options or {}))
+    cls = type(fs) if url == plain_url(url) else prefix_aware(type(fs))
+    return private_instance(cls, fs.storage_args, fs.storage_options), path
 
 
 def private_instance(
@@ -67,6 +82,33 @@ def private_instance(
     if "gs" in names:
         _undecorate(fs)
     return fs
+
+
+def plain_url(url: str) -> str:
+    """Return ``url`` without ``resilient::``: whose guard it is has been decided."""
+    return url.removeprefix(PREFIX)
+
+
+def strip_prefixed(base: type[AbstractFileSystem]) -> classmethod[Any, Any, Any]:
+    """Return ``_strip_protocol`` for a subclass of ``base`` that is given prefixed paths as well.
+
+    Lightning hands whole URLs to the filesystem that it has found for one.
+    """
+
+    def strip(_cls: type[AbstractFileSystem], path: Any) -> Any:
+        if isinstance(path, list):
+            return [base._strip_protocol(plain_url(stringify_path(each))) for each in path]  # noqa: SLF001 - fsspec's hook
+        return base._strip_protocol(plain_url(stringify_path(path)))  # noqa: SLF001 - fsspec's hook
+
+    return classmethod(strip)
+
+
+def prefix_aware(base: type[AbstractFileSystem]) -> type[AbstractFileSystem]:
+    """Return a subclass of ``base`` that changes nothing but takes prefixed paths."""
+    if base not in _prefix_aware:
+        body = {"__module__": __name__, "_strip_protocol": strip_prefixed(base), "cachable": False}
+        _prefix_aware[base] = type(base.__name__, (base,), body)
+    return _prefix_aware[base]
 
 
 def renew_client(fs: AbstractFileSystem) -> bool:
@@ -120,6 +162,9 @@ def _one_request(config_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _undecorate(fs: AbstractFileSystem) -> None:
+    if hasattr(fs, "retry_config"):
+        # gcsfs asks for the kind of bucket by another protocol, and repeats that for a minute.
+        fs.retry_config = {**fs.retry_config, "timeout": 0.0}
     for name in _GCSFS_RETRIED:
         inner = getattr(getattr(type(fs), name, None), "__wrapped__", None)
         if inner is not None:

@@ -28,6 +28,9 @@ breaker's business, and an outage that is longer than five attempts must not fai
 willing to wait. Stale caches and refused credentials are no outage; they always count.
 ``deadline_s`` bounds everything, waiting included. So the loop that asks this module always ends.
 
+Where nobody but the caller is told how the operation ended, :func:`failure_to_raise` decides what
+that caller sees.
+
 The instants in :class:`RetryState` belong to the calling process's monotonic clock.
 """
 
@@ -35,10 +38,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lightning_resilience.core import backoff
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, FailureClass, Outcome
 from lightning_resilience.core.validation import check_at_least, check_seconds, check_whole, option
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.errors import RetriesExhaustedError
 
 
 __all__ = [
@@ -49,6 +57,7 @@ __all__ = [
     "deadline_at_s",
     "decide",
     "decide_recovery",
+    "failure_to_raise",
 ]
 
 
@@ -180,6 +189,9 @@ _ONE_ATTEMPT = {
     FailureClass.LOST: "a rank was lost",
 }
 
+# The dependency was asked and has answered: callers know these failures by their own types.
+_ANSWERS = (FailureClass.PERMANENT.value, FailureClass.CAPACITY.value, FailureClass.AUTH.value)
+
 _AT_ONCE = {
     FailureClass.AUTH: RetryAction.REBUILD_CLIENT,
     FailureClass.STALE: RetryAction.DROP_CACHES,
@@ -265,3 +277,21 @@ def decide_recovery(
 
 def _give_up(after: RetryState, reason: str) -> RetryDecision:
     return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=reason)
+
+
+def failure_to_raise(error: RetriesExhaustedError) -> BaseException:
+    """Return what a caller sees that made the call alone, outside a joint operation.
+
+    A missing file, a denial or a full disk is an answer, and code around storage catches it by its
+    type: ``FileNotFoundError``, ``PermissionError``. Only a series of attempts that was given up
+    has no exception of its own.
+
+    Args:
+        error: How the guard gave up.
+
+    Returns:
+        The last failure itself where it is an answer, else ``error``.
+    """
+    if error.failure in _ANSWERS and error.__cause__ is not None:
+        return error.__cause__
+    return error

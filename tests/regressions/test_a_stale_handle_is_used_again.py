@@ -166,7 +166,7 @@ def test_a_read_opens_its_file_again_by_path(tmp_path: Path) -> None:
     path = tmp_path / "a.ckpt"
     path.write_bytes(b"weights")
 
-    def run(_operation: str, _path: str, work: Callable[[CancelToken], Any], /) -> Any:
+    def run(_fs: Any, _operation: str, _path: str, work: Callable[[CancelToken], Any], /) -> Any:
         return Rank().call(work, reading=True).value
 
     fs = guarded(StaleOnce, run=run)

@@ -24,7 +24,8 @@ from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished, CheckpointRemoved
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass, operation_class
-from lightning_resilience.errors import ResilienceError
+from lightning_resilience.core.retry import failure_to_raise
+from lightning_resilience.errors import ResilienceError, RetriesExhaustedError
 from lightning_resilience.protocols.guard import Guarded, GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
 from lightning_resilience.protocols.joint_verdict import someone_left
@@ -252,11 +253,10 @@ class Session:
 
     def guarded_filesystem(self, url: str) -> AbstractFileSystem:
         """Return a filesystem whose every operation is guarded, for callers that are not joint."""
-        fs = guarded(self.storage.place(url).fs, run=None)
-        fs.guard_run = partial(self._run_operation, fs)
-        return fs
+        fs = self.storage.place(url).fs
+        return guarded(fs, run=self._run_operation)
 
-    def _run_operation(  # noqa: PLR0917 - a partial of ours, called as a Runner
+    def _run_operation(  # noqa: PLR0917 - called as a Runner
         self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /
     ) -> T:
         url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))
@@ -267,11 +267,17 @@ class Session:
             rebuild=lambda: _renew(fs),
             drop_caches=fs.invalidate_cache,
         )
-        done: Guarded = self._breakers.run(
-            operation, guard(self._breakers.circuit(url, kind), call)
-        )
-        value: T = done.value
-        return value
+        try:
+            done: Guarded = self._breakers.run(
+                operation, guard(self._breakers.circuit(url, kind), call)
+            )
+            value: T = done.value
+        except RetriesExhaustedError as error:
+            failure = failure_to_raise(error)
+        else:
+            return value
+        # Outside the handler, which would make its own error this one's context.
+        raise failure
 
     def _part(self, circuit: Circuit, call: GuardedCall) -> Part:
         def report(error: BaseException) -> Any:
