@@ -4,8 +4,11 @@
 
 Retries around retries multiply: s3fs tries 5 times what botocore tries 5 times, so one failed call
 of ours reaches the storage 25 times, and aiohttp adds one for broken connections. Ours are counted,
-spread and gated, so the inner ones are turned down, on an instance outside fsspec's cache. What the
-user set besides stays as it is.
+spread and gated, so the inner ones are turned down, on an instance outside fsspec's cache.
+
+s3fs and gcsfs keep every listing for ever, and answer from it what another process has changed
+since: what that wrote does not exist. So their listings are not kept, unless the user says
+``use_listings_cache``. What the user set besides stays as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from fsspec.core import url_to_fs
 from fsspec.utils import stringify_path
 
 from lightning_resilience.adapters.object_store import protocols
+from lightning_resilience.core.evidence import type_names
 
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ __all__ = [
 PREFIX = "resilient::"
 """Stands before the URL of a filesystem that is to be guarded."""
 
+_KEEP_LISTINGS = frozenset({"s3", "gs"})
 # gcsfs has no option for the number of its attempts; these are what its decorator repeats.
 _GCSFS_RETRIED = ("_request", "_get_file_request", "_get_file_concurrent")
 
@@ -64,9 +69,11 @@ def private_filesystem(
 def private_instance(
     cls: type[AbstractFileSystem], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> AbstractFileSystem:
-    """Make an instance of ``cls`` outside fsspec's cache, its inner retries turned down."""
+    """Make an instance of ``cls`` outside fsspec's cache: no inner retries, no kept listings."""
     options = dict(options)
     names = protocols(cls)
+    if not _KEEP_LISTINGS.isdisjoint(names):
+        options.setdefault("use_listings_cache", False)
     if "s3" in names:
         options["config_kwargs"] = _one_request(options.get("config_kwargs") or {})
     fs = cls(*args, **{**options, "skip_instance_cache": True})
@@ -117,16 +124,34 @@ def renew_client(fs: AbstractFileSystem) -> bool:
         False where this kind of filesystem has no way to renew its client.
 
     Raises:
-        Exception: What the library raised when it made the new client.
+        Exception: What the library raised when it made the new client, or when it asked for a
+            fresh token. Then nothing is gained by another attempt with this one.
     """
     fs.invalidate_cache()
     if "s3" in protocols(fs):
         fs.connect(refresh=True)
         return True
     if "gs" in protocols(fs):
-        fs.credentials.connect(method=fs.credentials.token)
+        _renew_google(fs.credentials)
         return True
     return False
+
+
+def _renew_google(credentials: Any) -> None:
+    """Ask for a fresh token now, so that a refresh that cannot work is known before an attempt."""
+    refused = getattr(credentials.credentials, "token", None)
+    credentials.connect(method=credentials.token)
+    found = credentials.credentials
+    if found is not None and found.token == refused:
+        # Valid for all that it knows, but the storage has just refused it.
+        found.token = None
+    try:
+        credentials.maybe_refresh()
+    except Exception as error:
+        # gcsfs makes a 401 of whatever google-auth says, and that knows whether it may pass.
+        if error.__cause__ is not None and "RefreshError" in type_names(error.__cause__):
+            raise error.__cause__ from error.__cause__.__cause__
+        raise
 
 
 def _one_request(config_kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info
-from lightning_resilience.adapters.private_filesystem import plain_url, private_filesystem
+from lightning_resilience.adapters.private_filesystem import (
+    plain_url,
+    private_filesystem,
+    renew_client,
+)
 from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
 from lightning_resilience.errors import CheckpointError
 
@@ -131,8 +135,16 @@ class Storage:
         return Place(store=store, fs=fs, path=path)
 
     def rebuild(self, url: str) -> None:
-        """Forget the client of ``url``: the next attempt makes a fresh one."""
-        self._clients.pop(self._root(url), None)
+        """Let the client of ``url`` read its credentials anew; forget it where it cannot.
+
+        Raises:
+            Exception: What the library raised. The client is forgotten then, too.
+        """
+        root = self._root(url)
+        # Order: off the list first, so that a rebuild that never ends holds up no later attempt.
+        fs = self._clients.pop(root, None)
+        if fs is not None and renew_client(fs):
+            self._clients[root] = fs
 
     def drop_caches(self, url: str) -> None:
         """Forget what the client of ``url`` has cached."""

@@ -18,6 +18,10 @@ permanent      give up: exactly one attempt
 cancelled      never gets here: an interruption is not caught
 =============  ==================================================================================
 
+A rebuild of the client may fail itself. Where that passes (transient, throttle: no route to the
+issuer of tokens), the rebuild is tried again like an attempt; anything else ends the operation,
+because a refresh that is refused will be refused again.
+
 ``max_attempts`` bounds the attempts of *one operation at a healthy dependency*. An attempt that
 fails for the dependency's sake while the circuit is not closed does not count: the outage is the
 breaker's business, and an outage that is longer than five attempts must not fail a job that is
@@ -52,6 +56,7 @@ __all__ = [
     "RetryState",
     "deadline_at_s",
     "decide",
+    "decide_recovery",
     "failure_to_raise",
 ]
 
@@ -241,6 +246,33 @@ def decide(
         delay_s=delay_s,
         reason=failure.value,
     )
+
+
+_PASSING = frozenset({FailureClass.TRANSIENT, FailureClass.THROTTLE})
+
+
+def decide_recovery(
+    policy: RetryPolicy, state: RetryState, outcome: Outcome, *, now_s: float, draw: float
+) -> RetryDecision:
+    """Decide what follows a recovery (a rebuilt client, dropped caches) that failed itself.
+
+    Args:
+        policy: The policy.
+        state: The operation before this recovery ended; failed recoveries are counted in it as
+            attempts, so that all tries of one recovery are bounded by ``max_attempts``.
+        outcome: How the recovery ended; not ``ok``.
+        now_s: Now, on this process's clock.
+        draw: A uniform number in [0, 1).
+
+    Returns:
+        ``RETRY``, the recovery that is, or ``GIVE_UP``, with the new state.
+    """
+    failure = outcome.failure or FailureClass.UNKNOWN
+    if failure not in _PASSING:
+        after = replace(state, attempts=state.attempts + 1, counted=state.counted + 1)
+        return _give_up(after, f"{failure}: it would fail again")
+    # What a recovery asks need not be the dependency: its circuit excuses nothing.
+    return decide(policy, state, outcome, healthy=True, now_s=now_s, draw=draw)
 
 
 def _give_up(after: RetryState, reason: str) -> RetryDecision:

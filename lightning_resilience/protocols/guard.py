@@ -16,7 +16,7 @@ Bounded by ``deadline_s``: every turn costs an attempt or waits, and ``decide`` 
 
 An interruption (``KeyboardInterrupt``, ``SystemExit``, a signal's exception) is never an outcome to
 be retried: it passes through at once. The failure that ends the policy is the cause of what is
-raised.
+raised; where the client could not be rebuilt (``protocols.recovery``), both errors are named.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lightning_resilience.core.events import (
     RetriesExhausted,
     RetryScheduled,
 )
-from lightning_resilience.core.outcome import OK, FailureClass, Outcome
+from lightning_resilience.core.outcome import OK, FailureClass, Outcome, most_severe
 from lightning_resilience.core.retry import RetryAction, RetryState, deadline_at_s, decide
 from lightning_resilience.errors import (
     BudgetExhaustedError,
@@ -47,6 +47,7 @@ from lightning_resilience.errors import (
 from lightning_resilience.protocols.detour import guide
 from lightning_resilience.protocols.effects import Call, Draw, Emit, Now, Sleep, Voice
 from lightning_resilience.protocols.entry import Terms, admit
+from lightning_resilience.protocols.recovery import Recovery, recover
 from lightning_resilience.protocols.settlement import give_back, pay, settle
 
 
@@ -87,8 +88,8 @@ class GuardedCall:
         has_thread: Whether an attempt runs in a thread of its own, so that it can be abandoned.
         timeout_s: Time without a mark of progress after which an attempt is abandoned, in seconds;
             None takes the policy's ``stall_timeout_s``. For work that cannot mark its progress.
-        rebuild: Makes a fresh client, after credentials were refused.
-        drop_caches: Drops what is cached of the dependency.
+        rebuild: Makes a fresh client, after credentials were refused. Has ``stall_timeout_s``.
+        drop_caches: Drops what is cached of the dependency. Has ``stall_timeout_s``.
     """
 
     work: Callable[[CancelToken], Any]
@@ -302,8 +303,7 @@ def _prepare(
     circuit: Circuit, call: GuardedCall, ended: _Ended, *, decision: RetryDecision
 ) -> Protocol[None]:
     if decision.action in _RECOVERY:
-        recover: Callable[[], None] = getattr(call, _RECOVERY[decision.action])
-        yield Call(lambda _token: recover())
+        yield from _recover(circuit, call, ended, decision=decision)
     view = guide(circuit).view
     if view is not None and not passes(view.record):
         # The circuit has just opened: the gate decides when to come back, not the backoff.
@@ -315,6 +315,32 @@ def _prepare(
         piece_s = min(remaining_s, call.patience.voice_s)
         yield Sleep(piece_s)
         remaining_s -= piece_s
+
+
+def _recover(
+    circuit: Circuit, call: GuardedCall, ended: _Ended, *, decision: RetryDecision
+) -> Protocol[None]:
+    recovery = Recovery(
+        action=decision.action,
+        work=getattr(call, _RECOVERY[decision.action]),
+        dependency=circuit.dependency,
+        operation=call.operation,
+        target=call.target,
+        policy=call.policy,
+        patience=call.patience,
+        has_thread=call.has_thread,
+    )
+    failed = yield from recover(recovery, decision.state)
+    if failed is None:
+        return
+    both = replace(
+        ended.outcome,
+        failure=most_severe([ended.outcome.failure, failed.outcome.failure]),
+        error=f"{ended.outcome.error}; then: {failed.outcome.error}",
+    )
+    last = replace(decision, reason=failed.reason)
+    error = yield from _give_up(circuit, call, replace(ended, outcome=both), decision=last)
+    raise error from ended.error
 
 
 def _scheduled(

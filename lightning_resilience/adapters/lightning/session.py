@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from lightning_resilience.adapters.filesystem import guarded
+from lightning_resilience.adapters.filesystem import guarded, renew_client
 from lightning_resilience.adapters.lightning.breakers import Breakers
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished, CheckpointRemoved
@@ -59,6 +59,10 @@ def adopt_device() -> Callable[[], None]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch has no types here
         return partial(torch.cuda.set_device, torch.cuda.current_device())
     return lambda: None
+
+
+def _renew(fs: AbstractFileSystem) -> None:
+    renew_client(fs)
 
 
 class Session:
@@ -249,15 +253,19 @@ class Session:
 
     def guarded_filesystem(self, url: str) -> AbstractFileSystem:
         """Return a filesystem whose every operation is guarded, for callers that are not joint."""
-        fs = self.storage.place(url).fs
-        return guarded(fs, run=self._run_operation)
+        return guarded(self.storage.place(url).fs, run=self._run_operation)
 
     def _run_operation(  # noqa: PLR0917 - called as a Runner
         self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /
     ) -> T:
         url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))
         kind = operation_class(operation)
-        call = self._call(operation, url, work, kind=kind)
+        call = replace(
+            self._call(operation, url, work, kind=kind),
+            # It has a client and caches of its own, which the storage knows nothing of.
+            rebuild=lambda: _renew(fs),
+            drop_caches=fs.invalidate_cache,
+        )
         try:
             done: Guarded = self._breakers.run(
                 operation, guard(self._breakers.circuit(url, kind), call)

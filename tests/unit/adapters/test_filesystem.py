@@ -373,7 +373,8 @@ def test_making_a_directory_makes_no_bucket(s3_server: S3Server, runner: Recordi
     fs.makedirs("no-bucket-of-that-name/dir", exist_ok=True)
     fs.mkdir("no-bucket-of-that-name")
 
-    assert not fs.exists("no-bucket-of-that-name")
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        fs.exists("no-bucket-of-that-name")
     assert runner.operations == ["exists"]
 
 

@@ -336,6 +336,39 @@ def test_without_a_cause_there_is_nothing_else_to_raise() -> None:
     assert retry.failure_to_raise(error) is error
 
 
+def recovery(failure: FailureClass | None, **before: Any) -> RetryDecision:
+    """Decide after a rebuild that failed."""
+    state = dataclasses.replace(RetryState(started_at_s=START_S, rebuilt=True), **before)
+    return retry.decide_recovery(POLICY, state, Outcome(failure=failure), now_s=START_S, draw=0.5)
+
+
+PASSING = {FailureClass.TRANSIENT: 1.0, FailureClass.THROTTLE: 4.0}
+
+
+@pytest.mark.parametrize("failure", [*FailureClass, None])
+def test_a_recovery_is_repeated_only_where_its_failure_passes(
+    failure: FailureClass | None,
+) -> None:
+    """No route and too many requests pass; a refusal, a bug or what nobody knows does not."""
+    decision = recovery(failure, attempts=1, counted=1)
+
+    repeated = failure in PASSING
+    assert decision.action is (RetryAction.RETRY if repeated else RetryAction.GIVE_UP)
+    assert decision.delay_s == PASSING.get(failure or FailureClass.UNKNOWN, 0.0)
+    assert (decision.state.attempts, decision.state.counted) == (2, 2)
+    if not repeated:
+        assert (failure or FailureClass.UNKNOWN).value in decision.reason
+
+
+@pytest.mark.parametrize("failure", PASSING)
+def test_recoveries_count_like_attempts_at_a_healthy_dependency(failure: FailureClass) -> None:
+    """An open circuit of the storage excuses no issuer of tokens."""
+    decision = recovery(failure, attempts=4, counted=4)
+
+    assert decision.action is RetryAction.GIVE_UP
+    assert "max_attempts=5" in decision.reason
+
+
 policies = st.builds(
     RetryPolicy,
     max_attempts=st.integers(2, 8),
