@@ -253,8 +253,7 @@ class Session:
 
     def guarded_filesystem(self, url: str) -> AbstractFileSystem:
         """Return a filesystem whose every operation is guarded, for callers that are not joint."""
-        fs = self.storage.place(url).fs
-        return guarded(fs, run=self._run_operation)
+        return guarded(self.storage.place(url).fs, run=self._run_operation)
 
     def _run_operation(  # noqa: PLR0917 - called as a Runner
         self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /

@@ -306,6 +306,36 @@ def test_the_state_that_was_given_is_untouched() -> None:
     assert after == RetryState(started_at_s=START_S, attempts=2, counted=2)
 
 
+def given_up(failure: str, cause: BaseException | None) -> RetriesExhaustedError:
+    """How a guard gives up."""
+    error = RetriesExhaustedError("given up", failure=failure)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("failure", ["permanent", "capacity", "auth"])
+def test_an_answer_is_raised_as_itself(failure: str) -> None:
+    """A caller sees the missing file, the denial or the full disk, not that it was asked once."""
+    cause = FileNotFoundError("no such key")
+
+    assert retry.failure_to_raise(given_up(failure, cause)) is cause
+
+
+@pytest.mark.parametrize("failure", ["transient", "throttle", "unknown", "stale"])
+def test_a_series_that_was_given_up_is_raised_as_such(failure: str) -> None:
+    """The last of several failures is its cause, and not what is raised."""
+    error = given_up(failure, ConnectionResetError())
+
+    assert retry.failure_to_raise(error) is error
+
+
+def test_without_a_cause_there_is_nothing_else_to_raise() -> None:
+    """An error that has come from another process may have lost its cause."""
+    error = given_up("permanent", None)
+
+    assert retry.failure_to_raise(error) is error
+
+
 def recovery(failure: FailureClass | None, **before: Any) -> RetryDecision:
     """Decide after a rebuild that failed."""
     state = dataclasses.replace(RetryState(started_at_s=START_S, rebuilt=True), **before)
@@ -337,36 +367,6 @@ def test_recoveries_count_like_attempts_at_a_healthy_dependency(failure: Failure
 
     assert decision.action is RetryAction.GIVE_UP
     assert "max_attempts=5" in decision.reason
-
-
-def given_up(failure: str, cause: BaseException | None) -> RetriesExhaustedError:
-    """How a guard gives up."""
-    error = RetriesExhaustedError("given up", failure=failure)
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize("failure", ["permanent", "capacity", "auth"])
-def test_an_answer_is_raised_as_itself(failure: str) -> None:
-    """A caller sees the missing file, the denial or the full disk, not that it was asked once."""
-    cause = FileNotFoundError("no such key")
-
-    assert retry.failure_to_raise(given_up(failure, cause)) is cause
-
-
-@pytest.mark.parametrize("failure", ["transient", "throttle", "unknown", "stale"])
-def test_a_series_that_was_given_up_is_raised_as_such(failure: str) -> None:
-    """The last of several failures is its cause, and not what is raised."""
-    error = given_up(failure, ConnectionResetError())
-
-    assert retry.failure_to_raise(error) is error
-
-
-def test_without_a_cause_there_is_nothing_else_to_raise() -> None:
-    """An error that has come from another process may have lost its cause."""
-    error = given_up("permanent", None)
-
-    assert retry.failure_to_raise(error) is error
 
 
 policies = st.builds(
