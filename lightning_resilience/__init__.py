@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.adapters.guard import Guard
     from lightning_resilience.adapters.lightning.callback import ResilienceCallback
     from lightning_resilience.core.admission import AdmissionConfig
     from lightning_resilience.core.breaker import BreakerConfig
@@ -45,6 +46,7 @@ __all__ = [
     "CircuitOpenError",
     "ConfigError",
     "CorruptRecordError",
+    "Guard",
     "JointError",
     "JointUnavailableError",
     "ResilienceCallback",
@@ -60,6 +62,7 @@ _HOMES: Final = {
     "AdmissionConfig": "lightning_resilience.core.admission",
     "BreakerConfig": "lightning_resilience.core.breaker",
     "BudgetConfig": "lightning_resilience.core.budget",
+    "Guard": "lightning_resilience.adapters.guard",
     "ResilienceCallback": "lightning_resilience.adapters.lightning.callback",
     "RetryPolicy": "lightning_resilience.core.retry",
 }

@@ -3,21 +3,13 @@
 """The guard behind a filesystem that is used alone, without a Trainer.
 
 A :class:`FileGuard` holds options only. What it works with belongs to the *process*, and is made
-when it is first needed there: one driver for each shared store, and one breaker for each storage
-and operation class, whichever filesystem it is that uses them. So a guard may be pickled, and a
+when it is first needed there (``adapters.standalone``), so that a guard may be pickled, and a
 forked child begins with connections of its own.
-
-The shared store is the first of: the one that the options or the environment name, the server
-behind the process group's default store, this process's memory. torch is loaded only for the first,
-and the second is looked for only where torch is loaded already. While a store does not answer,
-calls go on with what this process knows by itself, unless ``strict``.
 """
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
+import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -27,6 +19,7 @@ from lightning_resilience.adapters.guarded_call import working_for
 from lightning_resilience.adapters.guarded_open import object_store
 from lightning_resilience.adapters.object_store import find_info, protocols, strip_protocol
 from lightning_resilience.adapters.private_filesystem import plain_url, renew_client
+from lightning_resilience.adapters.standalone import STORE_PATIENCE_S, standalone
 from lightning_resilience.adapters.storage import (
     Place,
     dependency_of,
@@ -34,29 +27,17 @@ from lightning_resilience.adapters.storage import (
     probe_by_writing,
     probe_path,
 )
-from lightning_resilience.adapters.telemetry import LoggingSink
-from lightning_resilience.config import read_environment
-from lightning_resilience.core.events import StoreLost
 from lightning_resilience.core.outcome import operation_class, with_user_classifier
-from lightning_resilience.core.records import Keys
-from lightning_resilience.core.retry import failure_to_raise
 from lightning_resilience.core.waiting import VOICE_S
 from lightning_resilience.errors import (
     ConfigError,
-    RetriesExhaustedError,
-    StoreUnavailableError,
 )
-from lightning_resilience.ports import SharedStore
-from lightning_resilience.protocols.circuit import Circuit
-from lightning_resilience.protocols.guard import GuardedCall, guard
+from lightning_resilience.protocols.guard import GuardedCall
 from lightning_resilience.protocols.probe import Patience
-from lightning_resilience.runtime.driver import Driver
-from lightning_resilience.runtime.memory import MemoryStore
-from lightning_resilience.runtime.system import SystemClock, SystemDice
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
     from fsspec import AbstractFileSystem
 
@@ -64,7 +45,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["FileGuard", "close_connections"]
+__all__ = ["FileGuard"]
 
 T = TypeVar("T")
 
@@ -125,46 +106,25 @@ class FileGuard:
             BaseException: The filesystem's own, where repeating is no option: a missing file, a
                 denial, a full disk.
         """
-        home = _home()
-        kept = _Kept(work)
         url = plain_url(path)
         if "file" not in protocols(fs):
             url = str(fs.unstrip_protocol(url))
         kind = operation_class(operation)
+        options = self.options
+        place = standalone(options.store, run_id=options.run_id)
         call = GuardedCall(
-            work=kept,
+            work=work,
             operation=operation,
             target=url,
-            policy=self.options.retry,
+            policy=options.retry,
             patience=self._patience(fs, url, kind),
+            may_go_alone=not options.strict,
+            store_patience_s=STORE_PATIENCE_S,
             rebuild=lambda: _renew(fs),
             drop_caches=fs.invalidate_cache,
         )
-        name = f"{dependency_of(url)}:{kind}"
-        driver = home.driver(self.options.store)
-        is_lost = home.is_lost(driver, for_s=self.options.breaker.open_for_s)
-        if self.options.strict or not is_lost:
-            try:
-                shared: T = self._guarded(driver, home.circuit(driver, name, self.options), call)
-            except StoreUnavailableError as error:
-                if self.options.strict:
-                    raise
-                home.lose(driver, operation, error)
-            else:
-                return shared
-        value: T = self._guarded(home.alone, home.circuit(home.alone, name, self.options), call)
+        value: T = place.run(place.circuit(f"{dependency_of(url)}:{kind}", options), call)
         return value
-
-    @staticmethod
-    def _guarded(driver: Driver, circuit: Circuit, call: GuardedCall) -> Any:
-        try:
-            done = driver.run(guard(circuit, call))
-        except RetriesExhaustedError as error:
-            failure = failure_to_raise(error)
-        else:
-            return done.value
-        # Outside the handler, which would make its own error this one's context.
-        raise failure
 
     def _patience(self, fs: AbstractFileSystem, url: str, kind: str) -> Patience:
         return Patience(
@@ -177,119 +137,6 @@ class FileGuard:
         )
 
 
-class _Kept:
-    """Work that is not done again once it has succeeded, though nobody could be told of it."""
-
-    def __init__(self, work: Callable[[CancelToken], Any]) -> None:
-        self._work = work
-        self._values: list[Any] = []
-
-    def __call__(self, token: CancelToken) -> Any:
-        if not self._values:
-            value = self._work(token)
-            token.raise_if_cancelled()
-            self._values.append(value)
-        return self._values[0]
-
-
-class _Home:
-    """What one process has: its connections, and what it remembers of each breaker. Any thread."""
-
-    def __init__(self) -> None:
-        self.environment = read_environment()
-        self.dice = SystemDice()
-        self.alone = self._driver_of(MemoryStore())
-        self._drivers: dict[Hashable, tuple[object, Driver]] = {}
-        self._circuits: dict[Hashable, Circuit] = {}
-        self._lost_at_s: dict[Driver, float] = {}
-
-    def _driver_of(self, store: SharedStore) -> Driver:
-        sink = LoggingSink(rank=_rank())
-        return Driver(store=store, clock=SystemClock(), dice=self.dice, sink=sink)
-
-    def driver(self, named: object) -> Driver:
-        """Return the driver on the store that ``named`` leads to."""
-        store = named or self.environment.store
-        if store is None and not _is_distributed():
-            return self.alone
-        key = store if isinstance(store, str | None) else id(store)
-        found = self._drivers.get(key)
-        if found is None:
-            # No lock, which a fork might leave locked for ever: who comes second takes the first's.
-            found = self._drivers.setdefault(key, (store, self._driver_of(_open(store))))
-        return found[1]
-
-    def circuit(self, driver: Driver, name: str, options: GuardOptions) -> Circuit:
-        """Return what this process remembers of the breaker ``name``."""
-        run_id = options.run_id or self.environment.run_id or _RUN_ID
-        key = (driver, run_id, name, options.breaker)
-        found = self._circuits.get(key)
-        if found is None:
-            circuit = Circuit(
-                name,
-                config=options.breaker,
-                keys=Keys(run_id=run_id, incarnation=self.dice.nonce()),
-                host=platform.node(),
-            )
-            found = self._circuits.setdefault(key, circuit)
-        return found
-
-    def close(self) -> None:
-        """Close every connection, and this thread's helper."""
-        for driver in [self.alone, *(driver for _, driver in self._drivers.values())]:
-            driver.close()
-            driver.store.close()
-
-    def lose(self, driver: Driver, operation: str, error: StoreUnavailableError) -> None:
-        """Take note that a store does not answer."""
-        self._lost_at_s[driver] = driver.clock.now_s()
-        driver.sink.emit(StoreLost(op=operation, error=str(error)))
-
-    def is_lost(self, driver: Driver, *, for_s: float) -> bool:
-        """Tell whether a store has not answered within the last ``for_s`` seconds."""
-        lost_at_s = self._lost_at_s.get(driver)
-        return lost_at_s is not None and driver.clock.now_s() - lost_at_s < for_s
-
-
-_homes: dict[int, _Home] = {}
-
-
-def _home() -> _Home:
-    pid = os.getpid()
-    return _homes.get(pid) or _homes.setdefault(pid, _Home())
-
-
-def close_connections() -> None:
-    """Let go of what this process's guards hold, in this thread and in the stores. Idempotent.
-
-    The next operation begins anew, as in a process that has just started.
-    """
-    home = _homes.pop(os.getpid(), None)
-    if home is not None:
-        home.close()
-
-
-def _is_distributed() -> bool:
-    distributed: Any = sys.modules.get("torch.distributed")
-    is_initialized = getattr(distributed, "is_initialized", None)
-    return is_initialized is not None and distributed.is_available() and is_initialized()
-
-
-def _rank() -> int:
-    return int(sys.modules["torch.distributed"].get_rank()) if _is_distributed() else 0
-
-
-def _open(store: Any) -> SharedStore:
-    if isinstance(store, SharedStore):
-        # A handle of our own: who closes it must not close the user's.
-        return store.watcher()
-    from lightning_resilience.adapters.store_discovery import (  # noqa: PLC0415 - loads torch
-        open_store,
-    )
-
-    return open_store(store, world_size=1, timeout_s=_STORE_TIMEOUT_S)
-
-
 def _renew(fs: AbstractFileSystem) -> None:
     renew_client(fs)
 
@@ -300,7 +147,7 @@ def _ask(fs: AbstractFileSystem, url: str, token: CancelToken) -> None:
 
 
 def _write(fs: AbstractFileSystem, url: str, token: CancelToken) -> None:
-    nonce = _home().dice.nonce()
+    nonce = uuid.uuid4().hex
     # A pattern is no place; what is before it is.
     known = url if not has_magic(url) else url[: url.index(next(filter(has_magic, url)))]
     path = strip_protocol(fs, probe_path(parent_of(known), nonce))

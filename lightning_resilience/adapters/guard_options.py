@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.config import build, check_relations, check_store
+from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.core.validation import check_choice, check_kind
@@ -37,7 +39,9 @@ class GuardOptions:
 
     Args:
         retry: The retry policy.
+        budget: The job's retry budget.
         breaker: The breakers' configuration.
+        admission: How slots are kept.
         store: The shared store: a URL ``tcp://host:port``, an object, or None to look for one.
         run_id: Name of the run; None takes the environment's.
         classify: The user's classifier.
@@ -47,13 +51,22 @@ class GuardOptions:
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     store: SharedStore | Store | str | None = None
     run_id: str | None = None
     classify: Classifier | None = None
     when_open: str = "wait"
     strict: bool = False
 
+
+_CONFIGS: Final[dict[str, type[Any]]] = {
+    "retry": RetryPolicy,
+    "budget": BudgetConfig,
+    "breaker": BreakerConfig,
+    "admission": AdmissionConfig,
+}
 
 OPTIONS: Final = tuple(each.name for each in dataclasses.fields(GuardOptions))
 """Names of the options."""
@@ -69,10 +82,10 @@ def guard_options(given: Mapping[str, Any]) -> GuardOptions:
         ConfigError: One is out of range, or contradicts another; the text names it.
     """
     options = {name: value for name, value in given.items() if value is not None}
-    options["retry"] = build(RetryPolicy, options.get("retry"))
-    options["breaker"] = build(BreakerConfig, options.get("breaker"))
+    for name, kind in _CONFIGS.items():
+        options[name] = build(kind, options.get(name))
     checked = GuardOptions(**options)
-    check_relations(checked.retry, checked.breaker, JointConfig())
+    check_relations(checked.retry, checked.breaker, JointConfig(), budget=checked.budget)
     check_kind(
         "store",
         checked.store,

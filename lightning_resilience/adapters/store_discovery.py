@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-__all__ = ["open_store", "store_of_default_group"]
+__all__ = ["default_store", "open_store", "store_of_default_group"]
 
 
 def store_of_default_group(
@@ -48,7 +48,7 @@ def store_of_default_group(
     Raises:
         ConfigError: The group's store is of a kind that a second connection cannot reach.
     """
-    store = _default_store()
+    store = default_store()
     if store is None:
         return None
     inner = innermost_store(store)
@@ -112,7 +112,8 @@ def _wrap_named(store: object, *, timeout_s: float, check: Callable[[], None]) -
     return TorchStore.wrap(store, timeout_s=timeout_s, check=check)
 
 
-def _default_store() -> Store | None:
+def default_store() -> Store | None:
+    """Return the store of the default process group itself, or None where there is none."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     # Torch has no public name for it.

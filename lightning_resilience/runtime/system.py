@@ -14,9 +14,13 @@ from __future__ import annotations
 import os
 import random
 import time
+from typing import Final
 
 
-__all__ = ["SystemClock", "SystemDice"]
+__all__ = ["SystemClock", "SystemDice", "monotonic_s"]
+
+monotonic_s: Final = time.monotonic
+"""The clock of ``SystemClock`` as a bare function, for a path that is counted in nanoseconds."""
 
 
 class SystemClock:

@@ -15,8 +15,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_resilience import ResilienceCallback
-from lightning_resilience.adapters.file_guards import FileGuard, close_connections
+from lightning_resilience.adapters.file_guards import FileGuard
 from lightning_resilience.adapters.resilient_filesystem import ResilientFileSystem
+from lightning_resilience.adapters.standalone import close_connections
 from tests import chained, faulty_filesystem
 from tests.chained import fast
 from tests.faulty_filesystem import FaultPlan, Rule

@@ -18,8 +18,8 @@ from lightning_resilience import (
     RetriesExhaustedError,
     StoreUnavailableError,
 )
-from lightning_resilience.adapters.file_guards import close_connections
 from lightning_resilience.adapters.resilient_filesystem import ResilientFileSystem
+from lightning_resilience.adapters.standalone import close_connections
 from lightning_resilience.core.records import Keys
 from lightning_resilience.runtime.memory import MemoryStore
 from tests import chained, faulty_filesystem

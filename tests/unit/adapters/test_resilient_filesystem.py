@@ -24,8 +24,9 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from lightning_resilience import ConfigError, RetryPolicy
-from lightning_resilience.adapters.file_guards import FileGuard, close_connections
+from lightning_resilience.adapters.file_guards import FileGuard
 from lightning_resilience.adapters.resilient_filesystem import ResilientFileSystem
+from lightning_resilience.adapters.standalone import close_connections
 from lightning_resilience.config import CONFIGS
 from lightning_resilience.runtime.memory import MemoryStore
 from tests.chained import fast, register

@@ -1,0 +1,190 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a process needs to guard calls without a Trainer: the store, a driver, and its place.
+
+Guards and filesystems of one process that use the same store and run share one ``Standalone``, and
+with it one connection and one opinion on whether the store answers. It belongs to the process that
+made it: a forked child makes its own, since neither a connection nor its thread survives a fork.
+
+Where no store is named and torch has no default process group (yet), there is nobody to agree with:
+the process decides by itself, on its share of every limit if the launcher says that there are more.
+Nothing here loads torch unless a store is named or torch is loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.adapters.telemetry import LoggingSink
+from lightning_resilience.config import read_environment
+from lightning_resilience.core.budget import share
+from lightning_resilience.core.detour import own_config
+from lightning_resilience.core.records import Keys
+from lightning_resilience.core.retry import failure_to_raise
+from lightning_resilience.errors import RetriesExhaustedError
+from lightning_resilience.protocols.circuit import Circuit
+from lightning_resilience.protocols.circuit_memory import Limits, Link, give_detour
+from lightning_resilience.protocols.guard import guard
+from lightning_resilience.runtime.driver import Driver
+from lightning_resilience.runtime.memory import MemoryStore
+from lightning_resilience.runtime.system import SystemClock, SystemDice
+from lightning_resilience.topology import read_topology
+
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from lightning_resilience.adapters.guard_options import GuardOptions
+    from lightning_resilience.ports import SharedStore
+    from lightning_resilience.protocols.guard import GuardedCall
+
+
+__all__ = ["STORE_PATIENCE_S", "Standalone", "close_connections", "standalone"]
+
+STORE_PATIENCE_S = 5.0
+"""How long a call tries to reach the shared store before the process goes alone, in seconds."""
+
+# Runs of one launcher that names none share nothing with other jobs but a store that they name.
+_UNNAMED_RUN = "default"
+
+
+class Standalone:
+    """One process's connection to the shared store of its job, outside a Trainer.
+
+    Args:
+        store: A URL, a store, or None to look for one.
+        run_id: Name of the run, or None.
+
+    Raises:
+        ConfigError: The store or an environment variable is not allowed.
+
+    Note:
+        Any thread may use it.
+    """
+
+    def __init__(self, store: object, *, run_id: str | None) -> None:
+        environment = read_environment()
+        self.topology = read_topology()
+        named = store if store is not None else environment.store
+        self.keys = Keys(run_id=run_id or environment.run_id or _UNNAMED_RUN, incarnation="0")
+        self.driver = Driver(
+            store=_open(named),
+            clock=SystemClock(),
+            dice=SystemDice(rank=self.topology.rank),
+            sink=LoggingSink(rank=self.topology.rank),
+        )
+        self.link = Link()
+        self._circuits: dict[Hashable, Circuit] = {}
+
+    def circuit(self, name: str, options: GuardOptions, *, hosts: int | None = None) -> Circuit:
+        """Return this process's memory of a breaker; asks nobody.
+
+        Args:
+            name: Name of the dependency with its operation class.
+            options: Its limits.
+            hosts: Hosts that use it; None takes the launcher's number.
+        """
+        key = (name, hosts, options.breaker, options.admission, options.budget)
+        found = self._circuits.get(key)
+        if found is None:
+            # No lock, which a fork might leave locked for ever: who comes second takes the first's.
+            found = self._circuits.setdefault(key, self._new_circuit(name, options, hosts=hosts))
+        return found
+
+    def _new_circuit(self, name: str, options: GuardOptions, *, hosts: int | None) -> Circuit:
+        processes = self.topology.world_size
+        # A store in this process's memory is shared with nobody: nobody else votes, and all that
+        # this process may do is its share.
+        alone = isinstance(self.driver.store, MemoryStore)
+        budget = share(options.budget, processes=processes) if alone else options.budget
+        config = own_config(options.breaker, processes=processes) if alone else options.breaker
+        circuit = Circuit(
+            name,
+            config=config,
+            keys=self.keys,
+            # Containers of one machine may share its name.
+            host=f"{platform.node()}#{self.topology.host}",
+            hosts=1 if alone else hosts or self.topology.hosts,
+            limits=Limits(admission=options.admission, budget=budget),
+        )
+        give_detour(circuit, link=self.link, processes=1 if alone else processes)
+        return circuit
+
+    def run(self, circuit: Circuit, call: GuardedCall) -> Any:
+        """Make a guarded call.
+
+        Args:
+            circuit: The breaker, of this connection.
+            call: The call; whether it may go alone is its own business.
+
+        Returns:
+            What the call's work returned.
+
+        Raises:
+            BaseException: The work's own, where repeating is no option; otherwise what
+                ``protocols.guard.guard`` raises.
+        """
+        try:
+            done = self.driver.run(guard(circuit, call))
+        except RetriesExhaustedError as error:
+            failure = failure_to_raise(error)
+        else:
+            return done.value
+        # Outside the handler, which would make its own error this one's context.
+        raise failure
+
+    def close(self) -> None:
+        """Let this thread's helpers and the connection go. Idempotent."""
+        self.driver.close()
+        self.driver.store.close()
+
+
+_known: dict[tuple[int, str, str | None], tuple[Standalone, object]] = {}
+
+
+def standalone(store: object, *, run_id: str | None) -> Standalone:
+    """Return this process's connection for a store and a run, made when it is first asked for.
+
+    Args:
+        store: A URL, a store, or None to look for one.
+        run_id: Name of the run, or None.
+
+    Raises:
+        ConfigError: As ``Standalone``.
+    """
+    named = store if store is not None else _default_group_store()
+    # An object is known by its identity, and kept, so that no other gets the same one.
+    name = named if isinstance(named, str) else f"{type(named).__name__} {id(named)}"
+    key = os.getpid(), name, run_id
+    if key not in _known:
+        _known.setdefault(key, (Standalone(store, run_id=run_id), named))
+    return _known[key][0]
+
+
+def close_connections() -> None:
+    """Let go of what this process holds, in this thread and in the stores. Idempotent.
+
+    The next call begins anew, as in a process that has just started.
+    """
+    for key in [key for key in _known if key[0] == os.getpid()]:
+        _known.pop(key)[0].close()
+
+
+def _open(named: Any) -> SharedStore:
+    if named is None and _default_group_store() is None:
+        return MemoryStore()
+    from lightning_resilience.adapters.store_discovery import open_store  # noqa: PLC0415 - loads torch
+
+    return open_store(named, world_size=1)
+
+
+def _default_group_store() -> object | None:
+    # Whoever has a process group has loaded this.
+    if "torch.distributed" not in sys.modules:
+        return None
+    from lightning_resilience.adapters.store_discovery import default_store  # noqa: PLC0415 - loads torch
+
+    return default_store()

@@ -1,0 +1,79 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How many processes and hosts the job has, and which ones these are: what the launcher says.
+
+A share of a limit and the quorum of votes rest on these numbers. They are declared by the launcher
+and never measured.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightning_resilience.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+__all__ = ["Topology", "read_topology"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Where this process is among those of its job, as the launcher says.
+
+    Args:
+        rank: Its number, from 0.
+        world_size: Processes of the job, ≥ 1.
+        hosts: Hosts of the job, ≥ 1.
+        host: Number of this host, from 0.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    hosts: int = 1
+    host: int = 0
+
+
+def read_topology(environ: Mapping[str, str] | None = None) -> Topology:
+    """Return what the launcher's environment variables say of this process.
+
+    Args:
+        environ: The variables; those of this process by default.
+
+    Returns:
+        One process on one host where there is no launcher.
+
+    Raises:
+        ConfigError: A variable is no whole number. The text names it.
+    """
+    variables = os.environ if environ is None else environ
+
+    def number(*names: str, least: int) -> int:
+        for name in names:
+            text = variables.get(name, "").strip()
+            if text:
+                return _parse_number(name, text, least=least)
+        return least
+
+    return Topology(
+        rank=number("RANK", "SLURM_PROCID", least=0),
+        world_size=number("WORLD_SIZE", "SLURM_NTASKS", least=1),
+        hosts=number("GROUP_WORLD_SIZE", "SLURM_NNODES", least=1),
+        host=number("GROUP_RANK", "SLURM_NODEID", least=0),
+    )
+
+
+def _parse_number(name: str, text: str, *, least: int) -> int:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < least:
+        message = (
+            f"The environment variable {name}={text!r} is not allowed: it must be a whole number "
+            f"≥ {least}, as a launcher sets it."
+        )
+        raise ConfigError(message)
+    return int(text)
