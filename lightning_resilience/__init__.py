@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.callback import ResilienceCallback
+    from lightning_resilience.adapters.lightning.resilient_io import ResilientCheckpointIO
     from lightning_resilience.core.breaker import BreakerConfig
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.errors import (
@@ -43,6 +44,7 @@ __all__ = [
     "JointUnavailableError",
     "ResilienceCallback",
     "ResilienceError",
+    "ResilientCheckpointIO",
     "RetriesExhaustedError",
     "RetryPolicy",
     "StoreError",
@@ -53,6 +55,7 @@ __all__ = [
 _HOMES: Final = {
     "BreakerConfig": "lightning_resilience.core.breaker",
     "ResilienceCallback": "lightning_resilience.adapters.lightning.callback",
+    "ResilientCheckpointIO": "lightning_resilience.adapters.lightning.resilient_io",
     "RetryPolicy": "lightning_resilience.core.retry",
 }
 _ERRORS: Final = "lightning_resilience.errors"

@@ -71,6 +71,9 @@ class GuardedCall:
             None takes the policy's ``stall_timeout_s``. For work that cannot mark its progress.
         rebuild: Makes a fresh client, after credentials were refused.
         drop_caches: Drops what is cached of the dependency.
+        collective: Whether every rank makes this call at the same time, and none returns before all
+            have made it. Such a call passes the admission slots: ranks that wait in line for each
+            other while all of them are needed would wait for nothing.
     """
 
     work: Callable[[CancelToken], Any]
@@ -81,6 +84,7 @@ class GuardedCall:
     timeout_s: float | None = None
     rebuild: Callable[[], None] = _nothing
     drop_caches: Callable[[], None] = _nothing
+    collective: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

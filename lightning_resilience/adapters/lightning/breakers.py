@@ -86,10 +86,13 @@ class Breakers:
         member: Who this rank is.
         policy: How to retry, break and classify.
         driver: Runs protocols.
+        hosts: Hosts on which ranks load checkpoints.
     """
 
-    def __init__(self, member: Member, *, policy: Policy, driver: Driver) -> None:
+    def __init__(self, member: Member, *, policy: Policy, driver: Driver, hosts: int = 1) -> None:
         self.policy = policy
+        # Rank 0 alone writes; every rank loads.
+        self._hosts = {"read": hosts, "write": 1}
         self._member = member
         self._driver = driver
         self._circuits: dict[str, Circuit] = {}
@@ -104,7 +107,7 @@ class Breakers:
                 config=self.policy.breaker,
                 keys=self._member.keys,
                 host=platform.node(),
-                hosts=1,  # only rank 0 touches the storage
+                hosts=self._hosts[kind],
             )
             self.run("begin", begin(circuit, new_incarnation=self._member.rank == 0))
             self._circuits[name] = circuit
@@ -159,7 +162,11 @@ class Breakers:
         answers = True
         for circuit in self._circuits.values():
             answers = answers and self._refresh(circuit, hurry=hurry)
-        return {name: _report(circuit) for name, circuit in self._circuits.items()}
+        return self.known()
+
+    def known(self) -> dict[str, BreakerReport]:
+        """Return what this rank knows of every breaker, and ask nobody. Any thread."""
+        return {name: _report(circuit) for name, circuit in [*self._circuits.items()]}
 
     def _refresh(self, circuit: Circuit, *, hurry: bool) -> bool:
         try:

@@ -141,8 +141,8 @@ def test_strategies_that_write_in_their_own_way_are_not(name: str, home: str) ->
 
 def test_the_group_timeout_is_the_strategys_in_seconds() -> None:
     """Without one it is torch's default."""
-    with_one = SimpleNamespace(strategy=SimpleNamespace(_timeout=timedelta(minutes=2)))
-    without = SimpleNamespace(strategy=SimpleNamespace())
+    with_one = SimpleNamespace(_timeout=timedelta(minutes=2))
+    without = SimpleNamespace()
 
     assert namespaces.process_group_timeout_s(with_one) == 120.0
     assert namespaces.process_group_timeout_s(without) == 1800.0
