@@ -110,6 +110,8 @@ class Alone:
             )
         finally:
             work.close()
+            # A background thread may be gone before anybody could let its helper go.
+            self.driver.close()
         return done
 
     def save(self, work: Work) -> None:
