@@ -5,9 +5,11 @@
 ===========  =======================================  ==============================================
 storage      a file                                   a directory
 ===========  =======================================  ==============================================
-local        one rename                               one rename; an older directory of that name is
-                                                      moved aside first, so for a moment there is
-                                                      none under it, and never half of one
+local        one rename                               one rename; with an older directory of that
+                                                      name it changes places, or, where the kernel
+                                                      cannot do that, after the older one was moved
+                                                      aside: for a moment there is none, and never
+                                                      half of one
 others       one put, as any checkpoint               what is there is removed, then file by file,
                                                       in the order in which the program finished
                                                       them
@@ -22,6 +24,7 @@ between finds a part; give such checkpoints names that are not used again.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from dataclasses import dataclass, field
@@ -46,6 +49,9 @@ __all__ = ["PIECE_BYTES", "Publication", "Tree", "fetch", "measure"]
 PIECE_BYTES: Final = 8 * 2**20
 """How much is read between two marks of progress, in bytes."""
 
+# Arguments of renameat2(2) on Linux: paths are relative to the working directory; both names stay.
+_HERE: Final = -100
+_EXCHANGE: Final = 2
 # What a rename says where something of another kind, or a directory that is not empty, is there.
 _OCCUPIED: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
 
@@ -164,10 +170,31 @@ class Publication:
         except OSError as error:
             if error.errno not in _OCCUPIED:
                 raise
-            target.replace(self.aside)
-            source.replace(target)
+            _change_places(source, target, Path(self.aside))
         fsync_directory(target.parent)
         token.progress()
+
+
+def _change_places(source: Path, target: Path, aside: Path) -> None:
+    # What was under the target's name is in the directory of staged files afterwards.
+    if _exchange(source, target):
+        return
+    target.replace(aside)
+    try:
+        source.replace(target)
+    except BaseException:
+        aside.replace(target)
+        raise
+
+
+def _exchange(source: Path, target: Path) -> bool:
+    """Let two names change places at once; False where the kernel or the filesystem cannot."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    if exchange is None:
+        return False
+    names = os.fsencode(source), os.fsencode(target)
+    failed: int = exchange(_HERE, names[0], _HERE, names[1], _EXCHANGE)
+    return failed == 0
 
 
 def fetch(place: Place, path: str, token: CancelToken) -> str:

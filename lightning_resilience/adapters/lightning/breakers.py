@@ -12,7 +12,7 @@ import platform
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.storage import dependency_of
 from lightning_resilience.core.joint import unavailable_error
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["BreakerReport", "Breakers", "Policy"]
+
+# Long against the time that a storage takes to answer, and short against any outage.
+_SPREAD_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +94,9 @@ class Breakers:
 
     def __init__(self, member: Member, *, policy: Policy, driver: Driver, hosts: int = 1) -> None:
         self.policy = policy
-        # Rank 0 alone writes; every rank loads.
+        # Every rank loads. Rank 0 alone writes: there is nobody to come back at the same time as.
         self._hosts = {"read": hosts, "write": 1}
+        self._spread_s = {"read": min(_SPREAD_S, member.world_size - 1.0), "write": 0.0}
         self._member = member
         self._driver = driver
         self._circuits: dict[str, Circuit] = {}
@@ -139,8 +143,7 @@ class Breakers:
             when_open="raise" if self._member.on_outage == "fail" else "wait",
             chunk_s=chunk,
             voice_s=VOICE_S if self._member.rank == 0 else chunk,
-            # Rank 0 alone touches the storage: there is nobody to come back at the same time as.
-            spread_s=0.0,
+            spread_s=self._spread_s[kind],
         )
 
     def _probe(self, storage: Storage, directory: str, kind: str) -> Callable[[CancelToken], None]:
