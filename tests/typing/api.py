@@ -21,6 +21,7 @@ from lightning_resilience import (
     JointUnavailableError,
     ResilienceCallback,
     ResilienceError,
+    ResilientCheckpointIO,
     RetriesExhaustedError,
     RetryPolicy,
     StoreError,
@@ -45,6 +46,9 @@ policy.max_attempts = 6  # type: ignore[misc]  # configs are frozen
 
 callback: Callback = ResilienceCallback(retry=policy, breaker=breaker, on_outage="wait")
 Trainer(callbacks=[ResilienceCallback(), callback])
+checkpoint_io = ResilientCheckpointIO(retry=policy, breaker=breaker, staging=None)
+Trainer(plugins=[checkpoint_io, ResilientCheckpointIO(inner=checkpoint_io, staging=False)])
+ResilientCheckpointIO(staging="no")  # type: ignore[arg-type]
 
 
 def narrow(error: ResilienceError) -> None:
