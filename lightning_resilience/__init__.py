@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.callback import ResilienceCallback
     from lightning_resilience.adapters.lightning.resilient_io import ResilientCheckpointIO
+    from lightning_resilience.core.admission import AdmissionConfig
     from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.budget import BudgetConfig
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.errors import (
+        BudgetExhaustedError,
         CallTimeoutError,
         CheckpointError,
         CircuitOpenError,
@@ -34,7 +37,10 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AdmissionConfig",
     "BreakerConfig",
+    "BudgetConfig",
+    "BudgetExhaustedError",
     "CallTimeoutError",
     "CheckpointError",
     "CircuitOpenError",
@@ -53,7 +59,9 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "AdmissionConfig": "lightning_resilience.core.admission",
     "BreakerConfig": "lightning_resilience.core.breaker",
+    "BudgetConfig": "lightning_resilience.core.budget",
     "ResilienceCallback": "lightning_resilience.adapters.lightning.callback",
     "ResilientCheckpointIO": "lightning_resilience.adapters.lightning.resilient_io",
     "RetryPolicy": "lightning_resilience.core.retry",

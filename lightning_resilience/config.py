@@ -25,7 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.core.validation import check_at_least, check_less
@@ -46,7 +48,13 @@ __all__ = [
     "refuse_unknown",
 ]
 
-CONFIGS: Final[tuple[type[Any], ...]] = (RetryPolicy, BreakerConfig, JointConfig)
+CONFIGS: Final[tuple[type[Any], ...]] = (
+    RetryPolicy,
+    BudgetConfig,
+    BreakerConfig,
+    AdmissionConfig,
+    JointConfig,
+)
 """Every config dataclass, in the order of the option table."""
 
 _ON: Final = ("on", "1", "true", "yes")
@@ -58,6 +66,8 @@ _STORE_URL: Final = re.compile(
 # A window must outlast this many attempts that hang until they are abandoned, with the waits
 # between them; in a shorter one the first is forgotten before the last, and hangs never trip.
 _HANGS_IN_WINDOW: Final = 3
+# As many hosts as a quorum ever needs; each takes so many failures before it votes.
+_LARGEST_QUORUM: Final = 8
 
 C = TypeVar("C")
 S = TypeVar("S")
@@ -260,6 +270,7 @@ def check_relations(
     breaker: BreakerConfig,
     joint: JointConfig,
     *,
+    budget: BudgetConfig | None = None,
     process_group_timeout_s: float | None = None,
 ) -> None:
     """Refuse options of different configs that contradict each other.
@@ -270,6 +281,7 @@ def check_relations(
         retry: The retry policy.
         breaker: The breaker's config.
         joint: The joint operations' config.
+        budget: The retry budget's config; None for one that is not used.
         process_group_timeout_s: Timeout of the process group in seconds, if there is one.
 
     Raises:
@@ -289,6 +301,16 @@ def check_relations(
         ),
         why="calls that hang until they are abandoned would never open the circuit",
     )
+    if budget is not None:
+        needed = _LARGEST_QUORUM * (breaker.trip_failures - 1)
+        check_at_least(
+            ("retry_floor", budget.retry_floor),
+            (
+                f"{_LARGEST_QUORUM} · (trip_failures={breaker.trip_failures} − 1)",
+                needed,
+            ),
+            why="the budget would deny the retries whose failures open the circuit",
+        )
     if process_group_timeout_s is not None:
         _check_process_group(joint, process_group_timeout_s)
 

@@ -7,6 +7,7 @@
     ResilienceError
     ├── ConfigError (also ValueError)      the user's options; raised before training starts
     ├── CircuitOpenError                   no permit: the dependency is ill
+    ├── BudgetExhaustedError               no retry: the job has made all that it may make now
     ├── RetriesExhaustedError              the policy ended; the last failure is the cause
     ├── JointError                         all ranks agreed that an operation failed
     │   └── JointUnavailableError          this rank could not learn what the others agreed
@@ -27,6 +28,7 @@ from typing import Any
 
 
 __all__ = [
+    "BudgetExhaustedError",
     "CallTimeoutError",
     "CheckpointError",
     "CircuitOpenError",
@@ -97,6 +99,41 @@ class CircuitOpenError(ResilienceError):
         self.retry_after_s = retry_after_s
         self.epoch = epoch
         self.reason = reason
+        self.attempts = 0
+        self.last_error = ""
+
+
+class BudgetExhaustedError(ResilienceError):
+    """A retry was denied by the job's budget, and the policy is not to wait for it.
+
+    ``__cause__`` is the failure that was to be retried.
+
+    Args:
+        message: What happened.
+        dependency: Name of the dependency, without credentials.
+        used: Retries that the whole job has made in the window.
+        quota: Retries that it may make.
+        window_s: The window, in seconds.
+
+    Attributes:
+        attempts: Attempts that were made before the budget denied another.
+        last_error: One line about the last of them.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        dependency: str = "",
+        used: int = 0,
+        quota: int = 0,
+        window_s: float = 0.0,
+    ) -> None:
+        super().__init__(message)
+        self.dependency = dependency
+        self.used = used
+        self.quota = quota
+        self.window_s = window_s
         self.attempts = 0
         self.last_error = ""
 

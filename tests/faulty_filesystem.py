@@ -48,6 +48,14 @@ class EndpointConnectionError(Exception):
     """What botocore raises for an endpoint that is not there: no ``OSError``."""
 
 
+class HttpError(Exception):
+    """What gcsfs raises for most answers with an error in them."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"The object exceeded the rate limit for mutations, {code}")
+        self.code = code
+
+
 class ClientError(Exception):
     """What botocore raises for an answer with an error in it."""
 
@@ -76,6 +84,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "expired": _expired,
     "panic": lambda: PanicException("called `Result::unwrap()` on an `Err` value"),
     "missing": lambda: FileNotFoundError(errno.ENOENT, "it is gone"),
+    "throttled": lambda: HttpError(429),
     "odd": lambda: RuntimeError("nobody knows this one"),
 }
 """What can be raised, by name."""
@@ -94,6 +103,8 @@ class Rule:
         slow_s: Time that each piece of ``put_file`` takes, in seconds; other calls once.
         first: Number of the first matching call that is struck.
         last: Number of the last one; None for all that follow.
+        apart_s: Where it is more than 0, only a call is struck that comes less than this many
+            seconds after one for the same path that was not.
         lasting_s: How long an outage lasts, in seconds, from the first call that is struck.
     """
 
@@ -105,6 +116,7 @@ class Rule:
     slow_s: float = 0.0
     first: int = 1
     last: int | None = None
+    apart_s: float = 0.0
     lasting_s: float | None = None
 
     def matches(self, operation: str, path: str) -> bool:
@@ -167,6 +179,8 @@ class FaultPlan:
             for number, (rule, before) in enumerate(zip(rules, earlier, strict=True)):
                 if not rule.matches(operation, path) or not self._is_ill(number, rule, now_s):
                     continue
+                if rule.apart_s and not _is_too_soon(before, path, now_s - rule.apart_s):
+                    continue
                 if rule.first <= len(before) + 1 <= (rule.last or len(before) + 1):
                     struck = rule
                     self._begin(number, now_s)
@@ -219,6 +233,12 @@ class _Reads:
         """Read."""
         self._strike()
         return self._file.read(*args)
+
+
+def _is_too_soon(before: list[dict[str, Any]], path: str, since_s: float) -> bool:
+    return any(
+        call["path"] == path and not call["struck"] and call["at_s"] > since_s for call in before
+    )
 
 
 class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no types

@@ -9,6 +9,7 @@ task: see ``Crash`` and its siblings.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import random
 from dataclasses import dataclass, field
@@ -110,6 +111,7 @@ class Task:
     error: BaseException | None = None
     ended_at_s: float | None = None
     crashed: bool = False
+    frozen_until_s: float = 0.0
 
     @property
     def ended(self) -> bool:
@@ -232,6 +234,9 @@ class World:
 
     def _schedule(self, task: Task, effect: Effect, fault: Fault | None) -> None:
         pause_s = fault.for_s if isinstance(fault, Pause) else 0.0
+        if isinstance(fault, Pause) and isinstance(effect, fx.Call):
+            # Its own beats stop at once; the work that it is about goes on elsewhere.
+            task.frozen_until_s = self.now_s + pause_s
 
         def send(value: Any) -> None:
             resume = partial(self._advance, task, partial(task.protocol.send, value))
@@ -241,17 +246,42 @@ class World:
             resume = partial(self._advance, task, partial(task.protocol.throw, error))
             self.at(self.now_s + pause_s, resume)
 
+        if isinstance(effect, fx.Call):
+            self._call(task, effect, send, throw)
+        else:
+            self._schedule_short(task, effect, fault, send, throw)
+
+    def _schedule_short(
+        self,
+        task: Task,
+        effect: Effect,
+        fault: Fault | None,
+        send: Callable[[Any], None],
+        throw: Callable[[BaseException], None],
+    ) -> None:
         if isinstance(effect, fx.Sleep):
             self.at(self.now_s + max(0.0, effect.duration_s), lambda: send(None))
-        elif isinstance(effect, fx.Call):
-            self._call(effect, send, throw)
         elif isinstance(effect, fx.WaitFor) and fault is None:
             self._wait(effect, send)
+        elif isinstance(effect, fx.Local):
+            self._locally(task, effect.effect, send)
         elif isinstance(effect, STORE_EFFECTS):
             answer = partial(self._answer, effect, fault, send, throw)
             self.at(self.now_s + self._latency_s(), answer)
         else:
             send(self._at_once(task, effect))
+
+    def _locally(self, task: Task, effect: Any, send: Callable[[Any], None]) -> None:
+        """Perform a store effect on the keys of this process alone: nothing strikes there."""
+        prefix = f"own/{task.name}/"
+        if isinstance(effect, fx.MultiGet):
+            own: Any = fx.MultiGet(tuple(prefix + key for key in effect.keys))
+        else:
+            own = dataclasses.replace(effect, key=prefix + effect.key)
+        if isinstance(own, fx.WaitFor):
+            self._wait(own, send)
+        else:
+            send(self._perform(own))
 
     def _latency_s(self) -> float:
         return self._random.uniform(0.0005, 0.0015)
@@ -320,6 +350,7 @@ class World:
 
     def _call(
         self,
+        task: Task,
         effect: fx.Call,
         send: Callable[[Any], None],
         throw: Callable[[BaseException], None],
@@ -339,7 +370,31 @@ class World:
             finish = partial(throw, CallTimeoutError(f"no progress for {lasts_s:g} s"))
         if effect.beat is not None:
             self._beat(effect.beat, until_s=self.now_s + lasts_s)
+        if effect.renewal is not None:
+            self._renew(task, effect.renewal, until_s=self.now_s + lasts_s)
         self.at(self.now_s + lasts_s, finish)
+
+    def _renew(self, task: Task, renewal: fx.Renewal, *, until_s: float) -> None:
+        """Renew a lease until the call ends, unless its process dies or stands still."""
+        when_s = self.now_s + renewal.every_s
+        if when_s >= until_s:
+            return
+
+        def renew() -> None:
+            if task.ended or self.now_s < task.frozen_until_s:
+                return
+            self._nonces += 1
+            effect = renewal.request(f"n{self._nonces}")
+            if isinstance(effect, fx.Local):
+                self._locally(task, effect.effect, renewal.answered)
+            elif effect is not None:
+                fault = self.fault(task, -1, effect)
+                value: Any = None if isinstance(fault, Away) else self._perform(effect)
+                if not isinstance(fault, Away | Lost):
+                    renewal.answered(value)
+            self._renew(task, renewal, until_s=until_s)
+
+        self.at(when_s, renew)
 
     def _beat(self, beat: fx.Beat, *, until_s: float) -> None:
         when_s = self.now_s + beat.every_s

@@ -27,7 +27,15 @@ import pytest
 from markdown_it import MarkdownIt
 
 import lightning_resilience
-from lightning_resilience import ResilienceCallback, ResilientCheckpointIO, config, errors
+from lightning_resilience import (
+    BreakerConfig,
+    ResilienceCallback,
+    ResilientCheckpointIO,
+    RetryPolicy,
+    config,
+    errors,
+)
+from lightning_resilience.adapters.guard_options import OPTIONS as OPTIONS_OF_GUARDS, GuardOptions
 from lightning_resilience.core import events, records
 from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, SEVERITY
@@ -233,6 +241,16 @@ def test_the_reference_lists_the_arguments_of_the_checkpoint_io() -> None:
         for parameter in parameters
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
+
+
+def test_the_reference_lists_the_options_of_resilient_urls() -> None:
+    """Every option is listed with its default; a config object's are in the option table."""
+    shown = {RetryPolicy(): "its defaults", BreakerConfig(): "its defaults"}
+    values = {name: getattr(GuardOptions(), name) for name in OPTIONS_OF_GUARDS}
+
+    listed = {names_in(row[0])[0]: row[1] for row in table_of(REFERENCE, "guard")}
+
+    assert listed == {name: shown.get(value, str(value)) for name, value in values.items()}
 
 
 def test_the_reference_lists_every_event_with_its_keys() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import re
@@ -83,6 +84,36 @@ def test_torch_and_lightning_are_required() -> None:
     names = sorted(re.split(r"[>=<! ]", line)[0] for line in requirements)
     assert names == ["fsspec", "lightning", "msgspec", "torch", "typer", "xxhash"]
     assert all(">=" in line for line in requirements)
+
+
+def test_the_name_of_the_filesystem_leads_to_its_class() -> None:
+    """What pyproject.toml tells fsspec is a class that says the same name."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.split('[project.entry-points."fsspec.specs"]')[1].split("[")[0]
+    name, home = re.findall(r'^(\w+) = "([^"]+)"$', section, flags=re.MULTILINE)[0]
+    module, _, attribute = home.partition(":")
+
+    kind = getattr(importlib.import_module(module), attribute)
+
+    assert kind.protocol == name == "resilient"
+
+
+@needs_wheel
+def test_fsspec_finds_the_filesystem() -> None:
+    """The installed entry point is all that fsspec needs; nothing is imported for it first."""
+    code = (
+        "import fsspec, sys\n"
+        "assert 'lightning_resilience' not in sys.modules\n"
+        "with fsspec.open('resilient::memory://a', 'w') as file:\n"
+        "    file.write('x')\n"
+        "print(fsspec.open('resilient::memory://a', 'r').open().read())"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    (entry,) = importlib.metadata.entry_points(group="fsspec.specs", name="resilient")
+    assert done.stdout == "x\n"
+    assert entry.load().protocol == "resilient"
 
 
 @needs_wheel

@@ -5,61 +5,54 @@
 ``guarded`` makes a *private* instance of a dynamic subclass of the concrete class, so that
 ``isinstance`` holds, and wraps its public synchronous methods **on the instance**, after
 construction: asynchronous filesystems mirror their methods onto the instance, past any override in
-a class. Each call of the user becomes one call of the ``Runner``, which decides about waiting and
-repetition; what the operation calls in turn (``pipe`` opens, ``listdir`` lists) passes straight
-through, by a mark that belongs to the thread in which the work runs. The ``await``-able methods are
-not guarded.
+a class. Each call of the user becomes one call of the ``Runner`` (``guarded_call``). The
+``await``-able methods are not guarded.
 
 What differs from a plain filesystem:
 
 * ``exists``, ``isfile`` and ``isdir`` ask the storage past every cache, and raise where it cannot
   be told. Plain fsspec says False to any error.
-* ``open`` for writing gives a staged file. It is published when closed, by the guard, under the
-  operation ``put_file``; an error inside its ``with`` block discards it, and so does losing it
-  without ``close``. Plain fsspec publishes what was written up to the error. Writing to the staged
-  file itself is not guarded: half of a stream cannot be repeated.
-* Appending, updating and exclusive creation cannot be staged without reading the target first, so
-  they are passed on: guarded once, under ``write``, when the file is opened. Writing with
-  ``compression`` is refused, since fsspec's compressor does not close the file beneath it.
-* Data that a file opened for reading fetches later is fetched through the guard as well, under
-  ``read``.
+* ``open`` stages what is written, and fetches what is read through the guard (``guarded_open``).
 * Where directories do not exist, making one does nothing. Plain s3fs and gcsfs make the *bucket*.
 * ``walk`` of an asynchronous filesystem is complete before its first item, so that it can be
   repeated; removing directories from what it yields has no effect there.
+* A path may have ``resilient::`` in front, as the URL had with which the filesystem was found.
 
-Pickled, a guarded filesystem takes its class and options along, not its runner: that belongs to a
-process. Unpickled, it uses whatever ``set_default_runner`` was last given in that process, and
-without one it calls straight through, one attempt, unguarded. Copies keep the runner.
+After a fork, the first operation in the child makes everything anew: a client, its event loop and
+its connections belong to the process that made them, and used in another they hang or refuse. A
+plain asynchronous filesystem cannot be used in the child at all.
+
+Pickled, a guarded filesystem takes its class and options along, and its runner only if that can
+travel. One that has come without uses whatever ``set_default_runner`` was last given in that
+process, and without one it calls straight through, one attempt, unguarded. Copies keep the runner.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import threading
-import uuid
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fsspec import AbstractFileSystem
+from fsspec import AbstractFileSystem, asyn
 
-from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info, protocols
+from lightning_resilience.adapters.guarded_call import (
+    Runner,
+    call_guarded,
+    set_default_runner,
+    shown,
+)
+from lightning_resilience.adapters.guarded_open import open_low, wrap_open
+from lightning_resilience.adapters.object_store import find_info, protocols
 from lightning_resilience.adapters.private_filesystem import (
     private_filesystem,
     private_instance,
     renew_client,
+    strip_prefixed,
 )
-from lightning_resilience.adapters.staged_file import StagedFile, StagedText
-from lightning_resilience.adapters.staging import Staged, spool_directory
-from lightning_resilience.core.evidence import without_credentials
-from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from lightning_resilience.ports import CancelToken
 
 
 __all__ = [
@@ -72,18 +65,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-
-class Runner(Protocol):
-    """Runs one operation of a filesystem: waits, and calls ``work`` as often as it sees fit."""
-
-    def __call__(self, operation: str, path: str, work: Callable[[CancelToken], T], /) -> T:
-        """Return what ``work`` returned, or raise what the guard decided on.
-
-        ``work`` may be called on any thread, and again after it has failed.
-        """
-        ...
-
 
 OPERATIONS: tuple[str, ...] = (
     *("cat", "cat_file", "cat_ranges", "checksum", "chmod", "copy", "cp", "cp_file", "created"),
@@ -101,38 +82,8 @@ _BUCKETS = frozenset({"s3", "s3a", "gs", "gcs"})
 _LOCAL_FIRST = frozenset({"put", "put_file", "upload"})
 
 _subclasses: dict[type[AbstractFileSystem], type[AbstractFileSystem]] = {}
-_default_runner: list[Runner] = []
-
-
-class _Inside(threading.local):
-    """What this thread works for: the token of a guarded operation, and whether it publishes."""
-
-    token: CancelToken | None = None
-    publishing = False
-
-
-_inside = _Inside()
-
-
-class _NeverCancelled:
-    """The token of work that nobody waits for with a timeout."""
-
-    cancelled = False
-
-    def progress(self) -> None:
-        """Nobody listens."""
-
-    def raise_if_cancelled(self) -> None:
-        """Never raises."""
-
-
-def set_default_runner(run: Runner | None) -> None:
-    """Set the runner of guarded filesystems that come into this process by unpickling.
-
-    Args:
-        run: The runner; None lets them call straight through.
-    """
-    _default_runner[:] = [] if run is None else [run]
+# What a forked child has from its parent. It is kept, not closed: the connections are the parent's.
+_left_by_parents: list[dict[str, Any]] = []
 
 
 def guarded(
@@ -166,7 +117,7 @@ def guarded(
     cls = getattr(target, "guarded_class", target)
     fs = private_instance(_subclass(cls), args, options)
     fs.guard_run, fs.guard_spool = run, spool
-    _wrap_operations(fs)
+    _wrap_operations(fs, fs)
     return fs
 
 
@@ -178,7 +129,8 @@ def _subclass(base: type[AbstractFileSystem]) -> type[AbstractFileSystem]:
             "__reduce__": _reduce,
             "__copy__": _copy,
             "__deepcopy__": lambda fs, _memo: _copy(fs),
-            "_open": _open,
+            "_open": open_low,
+            "_strip_protocol": strip_prefixed(base),
             "guarded_class": base,
             "cachable": False,
         }
@@ -187,45 +139,79 @@ def _subclass(base: type[AbstractFileSystem]) -> type[AbstractFileSystem]:
 
 
 def _reduce(fs: AbstractFileSystem) -> tuple[Any, ...]:
-    state = (fs.storage_options, fs.guard_spool)
+    run = fs.guard_run if getattr(fs.guard_run, "travels", False) else None
+    state = (fs.storage_options, fs.guard_spool, run)
     return _rebuild, (fs.guarded_class, fs.storage_args, state)
 
 
 def _rebuild(
     cls: type[AbstractFileSystem],
     args: tuple[Any, ...],
-    state: tuple[Mapping[str, Any], str | None],
+    state: tuple[Mapping[str, Any], str | None, Runner | None],
 ) -> AbstractFileSystem:
-    options, spool = state
-    return guarded(cls, args, options, run=None, spool=spool)
+    options, spool, run = state
+    return guarded(cls, args, options, run=run, spool=spool)
 
 
 def _copy(fs: AbstractFileSystem) -> AbstractFileSystem:
     return guarded(fs, run=fs.guard_run, spool=fs.guard_spool)
 
 
-def _wrap_operations(fs: AbstractFileSystem) -> None:
-    makes_buckets = not _BUCKETS.isdisjoint(protocols(fs))
+def _wrap_operations(fs: AbstractFileSystem, source: AbstractFileSystem) -> None:
+    """Wrap the methods of ``source`` on ``source``, for calls of ``fs``."""
+    makes_buckets = not _BUCKETS.isdisjoint(protocols(source))
     asks = {"exists": _exists, "isfile": _is_file, "isdir": _is_directory}
     for name in OPERATIONS:
-        inner = getattr(fs, name, None)
+        inner = getattr(source, name, None)
         if not callable(inner):
             continue
         if makes_buckets and name in _DIRECTORY_MAKERS:
-            setattr(fs, name, functools.wraps(inner)(_make_no_directory))
+            setattr(source, name, functools.wraps(inner)(_make_no_directory))
             continue
         ask = asks.get(name)
         work = inner if ask is None else functools.wraps(inner)(functools.partial(ask, fs))
-        setattr(fs, name, _wrap(fs, name, work))
-    fs.open = _wrap_open(fs, fs.open)
-    if fs.async_impl:
-        fs.walk = _wrap_walk(fs, fs.walk)
+        setattr(source, name, _at_home(fs, name, _wrap(fs, name, work)))
+    source.open = _at_home(fs, "open", wrap_open(fs, source.open))
+    if source.async_impl:
+        source.walk = _at_home(fs, "walk", _wrap_walk(fs, source.walk))
+
+
+def _at_home(fs: AbstractFileSystem, name: str, call: Callable[..., T]) -> Callable[..., T]:
+    """Let ``call`` be called in this process only; a forked child gets a client of its own."""
+    pid = os.getpid()
+
+    @functools.wraps(call)
+    def at_home(*args: Any, **kwargs: Any) -> T:
+        if os.getpid() == pid:
+            return call(*args, **kwargs)
+        _move_in(fs)
+        there: Callable[..., T] = getattr(fs, name)
+        return there(*args, **kwargs)
+
+    at_home.guard_pid = pid  # type: ignore[attr-defined] # for whoever comes second
+    return at_home
+
+
+def _move_in(fs: AbstractFileSystem) -> None:
+    # No lock: one that another thread of the parent held at the fork would stay locked for ever.
+    # Two threads that come at once make two clients, and each works.
+    if fs.open.guard_pid == os.getpid():
+        return
+    if asyn.loop[0] is None:
+        asyn.reset_lock()
+    fresh = private_instance(type(fs), fs.storage_args, fs.storage_options)
+    fresh.guard_run, fresh.guard_spool = fs.guard_run, fs.guard_spool
+    # The client's own references lead to the fresh one, so it stays, and both are one state.
+    fresh.guard_twin = fresh
+    _wrap_operations(fs, fresh)
+    _left_by_parents.append(vars(fs))
+    fs.__dict__ = vars(fresh)
 
 
 def _wrap(fs: AbstractFileSystem, operation: str, inner: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(inner)
     def call(*args: Any, **kwargs: Any) -> T:
-        return _run(
+        return call_guarded(
             fs, operation, _target(operation, args, kwargs), work=lambda: inner(*args, **kwargs)
         )
 
@@ -235,121 +221,12 @@ def _wrap(fs: AbstractFileSystem, operation: str, inner: Callable[..., T]) -> Ca
 def _wrap_walk(fs: AbstractFileSystem, inner: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
     @functools.wraps(inner)
     def walk(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        items = _run(
+        items = call_guarded(
             fs, "walk", _target("walk", args, kwargs), work=lambda: list(inner(*args, **kwargs))
         )
         return iter(items)
 
     return walk
-
-
-def _wrap_open(fs: AbstractFileSystem, inner: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(inner)
-    def open_(path: Any, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
-        if "w" not in mode or "+" in mode:
-            operation = "open" if set("ax+").isdisjoint(mode) else "write"
-            return _run(fs, operation, _text(path), work=lambda: inner(path, mode, *args, **kwargs))
-        if kwargs.get("compression") is not None:
-            message = (
-                f"cannot open {_text(path)} for writing with compression: a guarded file is "
-                "published when it is closed, which fsspec's compressor does not do; compress the "
-                "data and write the result"
-            )
-            raise NotImplementedError(message)
-        if "b" in mode:
-            return inner(path, mode, *args, **kwargs)
-        text = {key: kwargs.pop(key) for key in ("encoding", "errors", "newline") if key in kwargs}
-        return StagedText(inner(path, "wb", *args, **kwargs), **text)
-
-    return open_
-
-
-def _run(fs: AbstractFileSystem, operation: str, path: str, *, work: Callable[[], T]) -> T:
-    """Call ``work`` straight from within a guarded operation, else let the guard call it."""
-    if _inside.token is not None:
-        return work()
-
-    def marked(token: CancelToken) -> T:
-        with _working_for(token):
-            return work()
-
-    run = fs.guard_run or next(iter(_default_runner), None)
-    return marked(_NeverCancelled()) if run is None else run(operation, path, marked)
-
-
-@contextlib.contextmanager
-def _working_for(token: CancelToken) -> Iterator[None]:
-    previous, _inside.token = _inside.token, token
-    try:
-        yield
-    finally:
-        _inside.token = previous
-
-
-def _open(fs: AbstractFileSystem, path: str, mode: str = "rb", **kwargs: Any) -> Any:
-    """Open staged for writing, fetching through the guard for reading."""
-    autocommit = kwargs.get("autocommit", True)
-    if mode == "wb" and not _inside.publishing and not _writes_at_once(fs, path, kwargs):
-        return _open_staged(fs, path, autocommit=autocommit)
-    file = fs.guarded_class._open(fs, path, mode=mode, **kwargs)  # noqa: SLF001 - fsspec's hook
-    fetch = getattr(getattr(file, "cache", None), "fetcher", None)
-    if mode == "rb" and callable(fetch):
-
-        def fetch_guarded(start: int, end: int) -> bytes:
-            data: bytes = _run(fs, "read", _text(path), work=lambda: fetch(start, end))
-            return data
-
-        file.cache.fetcher = fetch_guarded
-    return file
-
-
-def _writes_at_once(fs: AbstractFileSystem, path: str, kwargs: Mapping[str, Any]) -> bool:
-    """Devices and pipes cannot be replaced; the memory filesystem hands its data over at once."""
-    if "data" in kwargs:
-        return True
-    place = Path(path)
-    return "file" in protocols(fs) and place.exists() and not place.is_file()
-
-
-def _open_staged(fs: AbstractFileSystem, path: str, *, autocommit: bool) -> StagedFile:
-    store = FsspecObjectStore(fs, spool_directory=_spool(fs))
-    if getattr(fs, "auto_mkdir", False):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-
-    def publish(staged: Staged) -> None:
-        _run(
-            fs, "put_file", _text(path), work=lambda: _publish(fs, store, staged=staged, path=path)
-        )
-
-    return StagedFile(store.staging_path(path, uuid.uuid4().hex), publish, autocommit=autocommit)
-
-
-def _spool(fs: AbstractFileSystem) -> str:
-    if "file" in protocols(fs):
-        return ""
-    spool = fs.guard_spool
-    return spool or spool_directory(None, environ=os.environ, run_id="files")
-
-
-def _publish(
-    fs: AbstractFileSystem, store: FsspecObjectStore, *, staged: Staged, path: str
-) -> None:
-    # What a transaction commits is published now; the filesystem must not defer it once more.
-    deferring, fs._intrans = fs._intrans, False  # noqa: SLF001 - fsspec's own mark
-    _inside.publishing = True
-    try:
-        store.publish(staged.path, path, _inside.token or _NeverCancelled())
-        # A rename moves the very file whose length is known.
-        found = staged.size_bytes if store.is_local else store.size(path)
-    finally:
-        _inside.publishing = False
-        fs._intrans = deferring  # noqa: SLF001 - fsspec's own mark
-    if found != staged.size_bytes:
-        message = (
-            f"{_text(path)}: {staged.size_bytes} bytes were sent, but the storage reports "
-            f"{'no such object' if found is None else f'{found} bytes'}; it must be sent again"
-        )
-        raise CheckpointError(message)
 
 
 def _exists(fs: AbstractFileSystem, path: str, **_: Any) -> bool:
@@ -379,12 +256,4 @@ def _target(operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     value = args[position] if len(args) > position else None
     if value is None:
         value = next((kwargs[name] for name in names if name in kwargs), "")
-    return _text(value)
-
-
-def _text(path: Any) -> str:
-    if isinstance(path, (list, tuple, set, dict)):
-        first = next(map(str, path), "")
-        more = f" (and {len(path) - 1} more)" if len(path) > 1 else ""
-        return without_credentials(first + more)
-    return without_credentials(str(os.fspath(path) if isinstance(path, os.PathLike) else path))
+    return shown(value)

@@ -15,7 +15,9 @@ others          in the spool directory                      one ``put_file`` of 
 that knows nothing of its caller's timeout. A PutObject is atomic by the protocol: a connection that
 ends early leaves no object. Its body is read piece by piece, and each piece asks the token first,
 so an abandoned upload breaks off. Above the 5 GiB that the protocol allows for one PutObject,
-``put_file`` sends parts one after the other and asks the token after each.
+``put_file`` sends parts one after the other and asks the token after each. An upload in parts that
+is gone when it is to be completed may be gone *because* it was completed, by a request whose answer
+was lost; so the object is looked for before the upload counts as failed.
 
 Nothing here makes a bucket, and nothing here repeats anything: the caller's guard does.
 """
@@ -48,6 +50,7 @@ _PART_BYTES = 64 * 2**20
 # What "there is no such object" looks like inside a FileNotFoundError; no code at all is what
 # filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
 _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
+_UPLOAD_IS_GONE = "NoSuchUpload"
 # Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
 _NO_DIRECTORY_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
 
@@ -97,11 +100,11 @@ class FsspecObjectStore:
             self._fs.pipe_file(path, data)
         elif "s3" in self._protocols and _size(staged_path) <= _PUT_OBJECT_BYTES_MAX:
             self._put_object(staged_path, path, token)
+        elif "s3" in self._protocols:
+            self._put_parts(staged_path, path, token)
         else:
-            options = {"chunksize": _PART_BYTES, "max_concurrency": 1}
-            own = options if "s3" in self._protocols else {}
             token.raise_if_cancelled()
-            self._fs.put_file(staged_path, path, callback=_Progress(token), **own)
+            self._fs.put_file(staged_path, path, callback=_Progress(token))
         token.progress()
         self._fs.invalidate_cache(path)
 
@@ -166,6 +169,20 @@ class FsspecObjectStore:
             token.raise_if_cancelled()
             self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=body)
 
+    def _put_parts(self, staged_path: str, path: str, token: CancelToken) -> None:
+        before = find_info(self._fs, path)
+        token.raise_if_cancelled()
+        options = {"chunksize": _PART_BYTES, "max_concurrency": 1}
+        try:
+            self._fs.put_file(staged_path, path, callback=_Progress(token), **options)
+        except FileNotFoundError as error:
+            if _UPLOAD_IS_GONE not in _codes(error):
+                raise
+            after = find_info(self._fs, path)
+            # One of the same size that has been there before is not the one that was sent.
+            if after is None or after == before or int(after["size"]) != _size(staged_path):
+                raise
+
 
 class _ProgressReader(io.FileIO):
     """A file that tells the token of each piece read, and refuses to go on once it is cancelled."""
@@ -213,7 +230,8 @@ def strip_protocol(fs: AbstractFileSystem, path: str) -> str:
 def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
     """Return what the storage says about ``path`` now, or None if it says that it does not exist.
 
-    fsspec's own ``exists`` answers False to any error, and from listings that are out of date.
+    Three answers: it is there, it is not, and an exception where that cannot be told. fsspec's own
+    ``exists`` answers False to any error, and from listings that are out of date.
 
     Raises:
         OSError: It cannot be told: no route, no permission, no such bucket.
@@ -224,18 +242,29 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
     except NotADirectoryError:
         return None
     except FileNotFoundError as error:
+        if _is_bucket(fs, path):
+            # A bucket that is not there is a mistake, and no folder that is still empty.
+            raise FileNotFoundError(errno.ENOENT, "there is no such bucket", path) from error
         if not _is_absence(error):
             raise
         return None
 
 
 def _is_absence(error: FileNotFoundError) -> bool:
+    return _ABSENT_CODES.issuperset(_codes(error))
+
+
+def _codes(error: BaseException) -> list[str]:
     link: BaseException | None = error
     codes: list[str] = []
     while link is not None and not codes:
         codes = list(inner_codes(link))
         link = link.__cause__
-    return _ABSENT_CODES.issuperset(codes)
+    return codes
+
+
+def _is_bucket(fs: AbstractFileSystem, path: str) -> bool:
+    return "s3" in protocols(fs) and "/" not in strip_protocol(fs, path)
 
 
 def _remove_local(path: Path) -> None:

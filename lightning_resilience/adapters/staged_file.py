@@ -5,11 +5,17 @@
 ``close`` publishes; an exception inside the ``with`` block, or losing the file without ``close``,
 discards. fsspec's transactions work: inside one, ``close`` keeps the staged file, and the
 transaction's end calls ``commit`` or ``discard``.
+
+Context managers around a file do not all hand on what ended their block: those of ``fsspec.open``
+and of pandas call ``close`` whatever happened. So ``close`` looks at who is calling, and discards
+where that is the ``__exit__`` of a block that is left by an exception which is younger than the
+file. A plain ``close()`` in an ``except`` clause is no such thing, and publishes.
 """
 
 from __future__ import annotations
 
 import io
+import sys
 from typing import TYPE_CHECKING
 
 from lightning_resilience.adapters.staging import Staged, StagedWriter, discard
@@ -17,10 +23,24 @@ from lightning_resilience.adapters.staging import Staged, StagedWriter, discard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
 
 __all__ = ["StagedFile", "StagedText"]
+
+
+def _is_leaving_a_block_by(error: BaseException | None) -> bool:
+    """Tell whether a caller is an ``__exit__`` that was given ``error``."""
+    # Its public twin, inspect.stack, reads the sources of all frames as well.
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        if frame.f_code.co_name == "__exit__":
+            given = list(frame.f_locals.values())
+            details = [each for value in given if isinstance(value, tuple) for each in value]
+            if any(value is error for value in [*given, *details]):
+                return True
+        frame = frame.f_back
+    return False
 
 
 class StagedFile(StagedWriter):
@@ -40,6 +60,9 @@ class StagedFile(StagedWriter):
         self._publish = publish
         self._autocommit = autocommit
         self._staged: Staged | None = None
+        self._is_lost = False
+        # What is written while an exception is handled, for example a report of it, is complete.
+        self._older = sys.exc_info()[1]
         super().__init__(path)
 
     def close(self) -> None:
@@ -50,12 +73,18 @@ class StagedFile(StagedWriter):
         """
         if self.closed:
             return
+        error = sys.exc_info()[1]
+        is_younger = error is not None and error is not self._older
+        if self._is_lost or (is_younger and _is_leaving_a_block_by(error)):
+            self.discard()
+            return
         try:
             self._staged = self.finish()
         except BaseException:
             self.discard()
             raise
         super().close()
+        self._older = None
         if self._autocommit:
             self.commit()
 
@@ -71,9 +100,14 @@ class StagedFile(StagedWriter):
 
     def discard(self) -> None:
         """Forget all that was written. Idempotent; nothing appears."""
-        self._staged = None
+        self._staged = self._older = None
         self.abandon()
         super().close()
+
+    def _dealloc_warn(self, source: object) -> None:
+        """Take note that what was wrapped around this file is lost: its finaliser will close it."""
+        del source
+        self._is_lost = True
 
     def __exit__(
         self,

@@ -86,6 +86,9 @@ class StagedWriter(io.RawIOBase):
     written by ``close`` after the last check. The permissions are those of any new file (0666 less
     the umask). The name must be new.
 
+    A write that failed is the last: a stale handle stays stale, and ``torch.save`` writes an end to
+    its archive even then. The same error comes again, and the file cannot be finished.
+
     Args:
         path: Name of the staged file.
         token: Told of progress, and asked before each piece whether the caller has given up.
@@ -100,6 +103,7 @@ class StagedWriter(io.RawIOBase):
         self.size_bytes = 0
         self._token = token
         self._unsynced_bytes = 0
+        self._error: OSError | None = None
         self._hash = xxhash.xxh3_128()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         with _naming_the_full(path):
@@ -123,13 +127,14 @@ class StagedWriter(io.RawIOBase):
         if self._fd < 0:
             message = "write to a staged file that is finished"
             raise ValueError(message)
+        self._raise_if_failed()
         view = memoryview(data).cast("B")
         position = 0
         while position < len(view):
             if self._token is not None:
                 self._token.raise_if_cancelled()
             piece = view[position : position + _WRITE_BYTES]
-            with _naming_the_full(self.path):
+            with self._remembering_failure():
                 written = os.write(self._fd, piece)
             self._hash.update(piece[:written])
             position += written
@@ -144,15 +149,32 @@ class StagedWriter(io.RawIOBase):
         self._unsynced_bytes += written
         if self._unsynced_bytes >= _SYNCHRONISED_BYTES:
             self._unsynced_bytes = 0
-            with _naming_the_full(self.path):
+            with self._remembering_failure():
                 _synchronise(self._fd)
+
+    @contextlib.contextmanager
+    def _remembering_failure(self) -> Iterator[None]:
+        try:
+            with _naming_the_full(self.path):
+                yield
+        except OSError as error:
+            self._error = error
+            raise
+
+    def _raise_if_failed(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def finish(self) -> Staged:
         """Synchronise the file with its disk and close it.
 
         Returns:
             What is staged, with length and digest.
+
+        Raises:
+            OSError: An earlier write failed, or the disk does now.
         """
+        self._raise_if_failed()
         with _naming_the_full(self.path):
             os.fsync(self._fd)
         self._release()

@@ -12,12 +12,16 @@ import contextlib
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info
-from lightning_resilience.adapters.private_filesystem import private_filesystem
+from lightning_resilience.adapters.private_filesystem import (
+    plain_url,
+    private_filesystem,
+    renew_client,
+)
 from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
 from lightning_resilience.errors import CheckpointError
 
@@ -30,7 +34,16 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["Place", "Storage", "dependency_of", "is_local", "redacted"]
+__all__ = [
+    "Place",
+    "Storage",
+    "dependency_of",
+    "is_local",
+    "parent_of",
+    "probe_by_writing",
+    "probe_path",
+    "redacted",
+]
 
 # What filesystems call the things that a new version of a file does not share with the old one.
 _STAMPS = (
@@ -46,6 +59,7 @@ def redacted(url: str) -> str:
 
 def is_local(url: str) -> bool:
     """Tell whether ``url`` is a file's path, by its name alone; a shared mount is local as well."""
+    url = plain_url(url)
     return "://" not in url or urlsplit(url).scheme in {"file", "local"}
 
 
@@ -58,10 +72,23 @@ def dependency_of(url: str) -> str:
     Returns:
         ``file://<mount point>`` or ``<protocol>://<bucket or host>``.
     """
+    url = plain_url(url)
     parts = urlsplit(url)
     if is_local(url):
         return f"file://{mount_point_by_name(parts.path if '://' in url else url)}"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def parent_of(url: str) -> str:
+    """Return the folder that ``url`` is in, or that it is itself where it ends with a slash."""
+    if url.endswith("/"):
+        # A folder itself. What is above it may be no place at all: a bucket has no parent.
+        return url[:-1]
+    scheme, separator, rest = url.rpartition("://")
+    if separator and "/" not in rest:
+        # A bucket, or an object of a filesystem that has none.
+        return url
+    return f"{scheme}{separator}{PurePosixPath(rest).parent}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +143,16 @@ class Storage:
         return Place(store=store, fs=fs, path=path)
 
     def rebuild(self, url: str) -> None:
-        """Forget the client of ``url``: the next attempt makes a fresh one."""
-        self._clients.pop(self._root(url), None)
+        """Let the client of ``url`` read its credentials anew; forget it where it cannot.
+
+        Raises:
+            Exception: What the library raised. The client is forgotten then, too.
+        """
+        root = self._root(url)
+        # Order: off the list first, so that a rebuild that never ends holds up no later attempt.
+        fs = self._clients.pop(root, None)
+        if fs is not None and renew_client(fs):
+            self._clients[root] = fs
 
     def drop_caches(self, url: str) -> None:
         """Forget what the client of ``url`` has cached."""
@@ -125,8 +160,10 @@ class Storage:
 
     @staticmethod
     def _root(url: str) -> str:
-        parts = urlsplit(url)
-        return f"{parts.scheme}://{parts.netloc}" if "://" in url else ""
+        # A client that was found by a prefixed URL takes prefixed paths, and no other does.
+        prefix, plain = url.removesuffix(plain_url(url)), plain_url(url)
+        parts = urlsplit(plain)
+        return f"{prefix}{parts.scheme}://{parts.netloc}" if "://" in plain else prefix
 
     def exists(self, url: str, token: CancelToken) -> bool:
         """Tell whether ``url`` exists, file or directory; raises where that cannot be told."""
@@ -161,24 +198,41 @@ class Storage:
 
     def probe_write(self, directory: str, nonce: str, token: CancelToken) -> None:
         """Write, verify and remove a small object below ``directory``."""
-        place = self.place(f"{directory.rstrip('/')}/.resilience/probe/{nonce}")
-        data = nonce.encode()
-        staged_path = place.store.staging_path(place.path, nonce)
-        try:
-            staged = stage(lambda file: file.write(data), staged_path, token)
-            place.store.publish(staged.path, place.path, token)
-            found = place.store.size(place.path)
-            if found != staged.size_bytes:
-                message = (
-                    f"a probe of {staged.size_bytes} bytes was written, {found} bytes are there"
-                )
-                raise CheckpointError(message)
-            token.raise_if_cancelled()
-            place.store.remove(place.path)
-        finally:
-            discard(staged_path)
-            if place.store.is_local:
-                _remove_if_empty(Path(place.path).parent)
+        probe_by_writing(self.place(probe_path(directory, nonce)), nonce, token)
+
+
+def probe_path(directory: str, nonce: str) -> str:
+    """Return where below ``directory`` a write probe works."""
+    return f"{directory.rstrip('/')}/.resilience/probe/{nonce}"
+
+
+def probe_by_writing(place: Place, nonce: str, token: CancelToken) -> None:
+    """Write, verify and remove a small object, and leave nothing behind.
+
+    Args:
+        place: Where, from ``probe_path``.
+        nonce: What is written, and the name of the staged file.
+        token: Of the call.
+
+    Raises:
+        CheckpointError: It is not what was written.
+        Exception: What the storage raised.
+    """
+    data = nonce.encode()
+    staged_path = place.store.staging_path(place.path, nonce)
+    try:
+        staged = stage(lambda file: file.write(data), staged_path, token)
+        place.store.publish(staged.path, place.path, token)
+        found = place.store.size(place.path)
+        if found != staged.size_bytes:
+            message = f"a probe of {staged.size_bytes} bytes was written, {found} bytes are there"
+            raise CheckpointError(message)
+        token.raise_if_cancelled()
+        place.store.remove(place.path)
+    finally:
+        discard(staged_path)
+        if place.store.is_local:
+            _remove_if_empty(Path(place.path).parent)
 
 
 def _remove_if_empty(probes: Path) -> None:

@@ -60,6 +60,31 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"{e.operation} waits for {e.dependency} ({e.state}) since {e.elapsed_s:.1f} s; "
         f"next probe {_seconds(e.next_probe_in_s)}"
     ),
+    ev.SlotAwaited: lambda e: (
+        f"{e.operation} waits for one of {e.limit} slots of {e.dependency} since "
+        f"{e.elapsed_s:.1f} s"
+    ),
+    ev.SlotForgiven: lambda e: (
+        f"slot {e.slot} of {e.dependency} was taken from a holder that was silent for its lease"
+    ),
+    ev.RetryDenied: lambda e: (
+        f"another attempt at {e.operation} on {e.dependency} has to wait: the job has made "
+        f"{e.used} of {e.quota} retries in {e.window_s:g} s; next try in {e.next_try_in_s:.1f} s"
+    ),
+    ev.HostIsolated: lambda e: f"host {e.host} alone stays away from {e.dependency}: {e.reason}",
+    ev.HostRejoined: lambda e: f"host {e.host} is back at {e.dependency}",
+    ev.LocalModeEntered: lambda e: (
+        f"decides alone about {e.dependency} on {e.share:.3g} of every limit, because the shared "
+        f"store is away: {e.error}"
+    ),
+    ev.LocalModeEnded: lambda e: (
+        f"follows the shared circuit of {e.dependency} again: the store was away for "
+        f"{e.lost_for_s:.1f} s"
+    ),
+    ev.ViewTrusted: lambda e: (
+        f"the shared store did not answer about {e.dependency}; what it said {e.age_s:.1f} s ago "
+        f"serves until it is {e.longest_s:g} s old: {e.error}"
+    ),
     ev.AttemptFailed: lambda e: (
         f"attempt {e.attempt} at {e.operation} of {e.target} on {e.dependency} failed "
         f"({e.failure}): {e.error}"

@@ -27,6 +27,8 @@ __all__ = ["BreakerConfig"]
 _CLAIM_ROUND_TRIP_S: Final = 0.5
 _LEASE_FACTOR: Final = 1.5
 _LEASE_MARGIN_S: Final = 1.0
+# Each slot is a key, and a waiter reads all of them at each look.
+_MOST_SLOTS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,8 @@ class BreakerConfig:
         probe_timeout_s: Time that a probe has, in seconds, > 0.
         probe_lease_s: Time after which a silent prober is taken for dead, in seconds.
         reopen_failures: Failures while recovering that open the circuit again, ≥ 1.
-        max_concurrent: Limit at which a circuit has recovered, ≥ 1.
+        max_concurrent: Collective calls that may be in flight, over all ranks, from 1 to 1024; the
+            limit at which a circuit has recovered.
         ramp_start: Limit right after a probe, ≥ 1, at most ``max_concurrent``; doubles with each
             success.
 
@@ -64,7 +67,9 @@ class BreakerConfig:
     probe_timeout_s: float = option(4.0, why="a small object")
     probe_lease_s: float = option(8.0, why="≥ 1.5 · (`probe_timeout_s` + 0.5) + 1")
     reopen_failures: int = option(3, why="as the trip")
-    max_concurrent: int = option(16, why="the ramp ends here, four successes after a probe")
+    max_concurrent: int = option(
+        16, why="one read of 17 keys; the ramp ends here, four successes after a probe"
+    )
     ramp_start: int = option(1, why="gentle: doubles with each success")
 
     def __post_init__(self) -> None:
@@ -72,8 +77,9 @@ class BreakerConfig:
             check_seconds(name, getattr(self, name))
         for name in ("probe_timeout_s", "probe_lease_s"):
             check_seconds(name, getattr(self, name))
-        for name in ("trip_failures", "reopen_failures", "max_concurrent", "ramp_start"):
+        for name in ("trip_failures", "reopen_failures", "ramp_start"):
             check_whole(name, getattr(self, name), minimum=1)
+        check_whole("max_concurrent", self.max_concurrent, minimum=1, maximum=_MOST_SLOTS)
         check_share("quorum_fraction", self.quorum_fraction)
         self._check_relations()
 

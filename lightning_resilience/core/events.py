@@ -25,16 +25,24 @@ __all__ = [
     "DependencyAwaited",
     "Event",
     "GateDecided",
+    "HostIsolated",
+    "HostRejoined",
+    "LocalModeEnded",
+    "LocalModeEntered",
     "ProbeEnded",
     "ProbeStarted",
     "RanksLost",
     "RecordVanished",
     "ResultDropped",
     "RetriesExhausted",
+    "RetryDenied",
     "RetryScheduled",
+    "SlotAwaited",
+    "SlotForgiven",
     "StoreLost",
     "StoreReturned",
     "VerdictReached",
+    "ViewTrusted",
     "VoteCast",
     "WorkAwaited",
 ]
@@ -109,6 +117,80 @@ class DependencyAwaited(Event):
     state: str
     elapsed_s: float
     next_probe_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotAwaited(Event):
+    """This rank is waiting for a slot: as many calls as may be are in flight. Emitted again."""
+
+    dependency: str
+    operation: str
+    limit: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotForgiven(Event):
+    """This rank took a slot from a holder that was silent for its whole lease."""
+
+    dependency: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryDenied(Event):
+    """The job has made all the retries that it may make now; this one waits. Emitted again."""
+
+    dependency: str
+    operation: str
+    used: int
+    quota: int
+    window_s: float
+    next_try_in_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostIsolated(Event):
+    """This host's calls fail and the others' do not: it waits behind a breaker of its own."""
+
+    dependency: str
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRejoined(Event):
+    """This host's calls succeed again: it follows the shared breaker again."""
+
+    dependency: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModeEntered(Event):
+    """The shared store is away: this process decides alone, on its share of every limit."""
+
+    dependency: str
+    error: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModeEnded(Event):
+    """The shared store answers again: this process follows the shared breaker again."""
+
+    dependency: str
+    lost_for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewTrusted(Event):
+    """The shared store did not answer once: the last view of the breaker serves for a while."""
+
+    dependency: str
+    error: str
+    age_s: float
+    longest_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

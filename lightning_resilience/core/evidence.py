@@ -19,6 +19,7 @@ from typing import Any
 
 __all__ = [
     "inner_codes",
+    "is_bare_refusal",
     "one_line",
     "retry_after_s",
     "statuses",
@@ -28,6 +29,7 @@ __all__ = [
 
 _MAX_ERROR_CHARS = 500
 _STATUS_DIGITS = 3
+_REFUSED = "Forbidden: "
 
 
 def type_names(exc: BaseException) -> list[str]:
@@ -59,6 +61,13 @@ def statuses(exc: BaseException) -> Iterator[int]:
         text = str(int(candidate)) if isinstance(candidate, int) else candidate
         if isinstance(text, str) and len(text) == _STATUS_DIGITS and text.isdecimal():
             yield int(text)
+
+
+def is_bare_refusal(exc: BaseException) -> bool:
+    """Tell whether it is what gcsfs makes of a 403: ``OSError("Forbidden: <path>…")``, no errno."""
+    if type(exc) is not OSError or exc.errno is not None:
+        return False
+    return isinstance(exc.args[0] if exc.args else None, str) and exc.args[0].startswith(_REFUSED)
 
 
 def retry_after_s(causes: Iterable[BaseException]) -> float | None:

@@ -13,6 +13,9 @@ its own time.
 * Expiry gives liveness only. Safety comes from compare-and-set: whoever takes over makes a new
   epoch, and a result is applied only from the exact bytes that its own claim wrote.
 * A newcomer waits a full lease before it takes over, by design.
+* Where the mistake is expensive (a rank that is taken for lost ends the job), an observer counts
+  only the time that it has really been looking (``Silence``): while it was stopped itself, or while
+  the store did not answer, it can have missed nothing but its own view.
 * Only the record's own change renews: a denied claim writes nothing, so it cannot keep a dead
   holder's lease alive.
 
@@ -25,7 +28,16 @@ from dataclasses import dataclass
 from typing import Final
 
 
-__all__ = ["CLOCK_RATE_FACTOR", "Sighting", "has_time_left", "is_expired", "observe", "remaining_s"]
+__all__ = [
+    "CLOCK_RATE_FACTOR",
+    "Sighting",
+    "Silence",
+    "has_time_left",
+    "is_expired",
+    "listen",
+    "observe",
+    "remaining_s",
+]
 
 CLOCK_RATE_FACTOR: Final = 1.5
 """Monotonic clocks of two hosts are assumed to run at rates within this factor."""
@@ -88,3 +100,48 @@ def has_time_left(*, claimed_at_s: float, work_s: float, lease_s: float, now_s: 
         True if the work fits into the lease, with the margin for clocks of different rates.
     """
     return now_s - claimed_at_s + work_s <= lease_s / CLOCK_RATE_FACTOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silence:
+    """For how long one observer has watched something not change.
+
+    Args:
+        version: What was seen; any change of it ends the silence.
+        watched_s: Silence that the observer has watched, in seconds.
+        looked_at_s: When its last look was answered, on its own clock.
+    """
+
+    version: tuple[int | str, ...]
+    watched_s: float = 0.0
+    looked_at_s: float
+
+
+def listen(
+    silence: Silence | None,
+    version: tuple[int | str, ...],
+    *,
+    sent_at_s: float,
+    seen_at_s: float,
+    longest_gap_s: float,
+) -> Silence:
+    """Note what another look has shown.
+
+    Between two looks counts the time from the one's answer to the other's question, and of that no
+    more than the observer meant to look away: an observer that was stopped for a minute, or a store
+    that answered late, is no reason to take somebody else for lost.
+
+    Args:
+        silence: What this observer knows so far, or None.
+        version: What it sees now.
+        sent_at_s: When it asked, on its own clock.
+        seen_at_s: When it had the answer.
+        longest_gap_s: How long it means to look away at most, in seconds.
+
+    Returns:
+        The silence after this look.
+    """
+    if silence is None or silence.version != version:
+        return Silence(version=version, looked_at_s=seen_at_s)
+    gap_s = min(longest_gap_s, max(0.0, sent_at_s - silence.looked_at_s))
+    return Silence(version=version, watched_s=silence.watched_s + gap_s, looked_at_s=seen_at_s)

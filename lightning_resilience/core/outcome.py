@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What failed, and what may be done about it: every exception becomes one of nine classes.
 
-An error is judged by what programs wrote for programs, never by its message, which changes with
+An error is judged by what programs wrote for programs, not by its message, which changes with
 language and version: the storage's own error code, the HTTP status, the exception's type *name*
 along its MRO (an optional library is never imported to compare types), and the errno. errno is last
 because libraries fold many codes into few numbers: s3fs makes EBUSY of SlowDown and of a conflict,
@@ -19,8 +19,9 @@ Choices that are not obvious:
   ``ValueError`` may be one too, but gcsfs raises it for any answer whose body has "invalid" in it,
   and parsers raise it for a body that a proxy cut, so it is unknown: a small limit of its own.
 * ``KeyError``, ``RuntimeError``, ``EOFError`` and ``UnpicklingError`` are what a torn read looks
-  like through ``torch.load``, and what a bug looks like as well: unknown. So is gcsfs's answer to a
-  403, an ``OSError`` with nothing but a text.
+  like through ``torch.load``, and what a bug looks like as well: unknown.
+* gcsfs turns a 403 into an ``OSError`` with neither errno nor status. Its first word is gcsfs's own
+  and not the server's, and the only thing that tells a refusal from anything: permanent.
 * A missing object is permanent while reading. While writing, a plain ``FileNotFoundError`` means
   that the directory went away between two calls (every attempt makes it anew) or that the bucket
   does not exist: unknown.
@@ -43,6 +44,7 @@ from typing import TypeAlias
 
 from lightning_resilience.core.evidence import (
     inner_codes,
+    is_bare_refusal,
     one_line,
     retry_after_s,
     statuses,
@@ -378,6 +380,8 @@ def _weak_evidence(exc: BaseException, *, reading: bool) -> _Evidence | None:
         return failure, type(exc).__name__
     if "PermissionError" in names:
         return FailureClass.PERMANENT, type(exc).__name__
+    if is_bare_refusal(exc):
+        return FailureClass.PERMANENT, "403"
     number = getattr(exc, "errno", None)
     symbol = errno.errorcode.get(number, "") if isinstance(number, int) else ""
     return (_ERRNOS[symbol], symbol) if symbol in _ERRNOS else None

@@ -18,6 +18,9 @@ key                                         value
 ``lr/<run>/breaker/<dependency>``           ``BreakerRecord``; survives a restart
 ``lr/<run>/bell/<dependency>/<gen>``        set when the circuit of that trip lets calls through
 ``lr/<run>/waiting/<dependency>/<gen>``     counter: tickets of the waiters of that trip, a hint
+``lr/<run>/slot/<dependency>/<j>``          ``SlotRecord``: who may call, one cell a slot
+``lr/<run>/turn/<dependency>``              counter: tickets of those who wait for a slot, a hint
+``lr/<run>/budget/<dependency>``            ``BudgetRecord``: retries of the whole job
 ``lr/<run>/i<inc>/arrived/<rank>``          number of the joint operation that the rank is at
 ``lr/<run>/i<inc>/gate/<seq>/<round>``      ``GateRecord``, write-once
 ``lr/<run>/i<inc>/beat/<rank>``             changes while the rank works
@@ -43,10 +46,12 @@ from lightning_resilience.errors import CorruptRecordError
 __all__ = [
     "VERSION",
     "BreakerRecord",
+    "BudgetRecord",
     "FinalRecord",
     "GateRecord",
     "Keys",
     "OutcomeRecord",
+    "SlotRecord",
     "StoreIdRecord",
     "Transition",
     "decode",
@@ -60,12 +65,14 @@ VERSION: Final = 1
 _StateName: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=r"\A(closed|open|half_open|recovering|forced_open)\Z")
 ]
+_LastName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(ok|failed)?\Z")]
 _VerdictName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(proceed|wait|fail)\Z")]
 _FailureName: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=rf"\A({'|'.join(failure.value for failure in FailureClass)})?\Z")
 ]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
+_Duration: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +120,47 @@ class BreakerRecord(msgspec.Struct, frozen=True, kw_only=True):
     open_s: _Seconds
     history: tuple[Transition, ...] = ()
     reason: str = ""
+    writer: str
+
+
+class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One slot of a dependency's admission; see ``core.admission``.
+
+    Args:
+        v: Version of the format.
+        turn: Highest ticket that this slot has let in; 0 where it has let in none.
+        holder: Nonce of the claim that holds the slot; empty where it is free.
+        took_s: How long the last call in this slot took that succeeded, in seconds; 0 where that is
+            unknown.
+        last: How the last call in this slot ended: ``ok``, ``failed``, or empty where none has.
+        writer: Nonce of this write. A holder's beat is a write that changes nothing else.
+    """
+
+    v: int = VERSION
+    turn: _Count = 0
+    holder: str = ""
+    took_s: _Duration = 0.0
+    last: _LastName = ""
+    writer: str
+
+
+class BudgetRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Retries of the whole job at one dependency; see ``core.budget``.
+
+    Args:
+        v: Version of the format.
+        origin: Nonce of whoever created the record; a rebuilt one has another.
+        bucket: Number of the present bucket.
+        retries: Retries granted in the present bucket and those before it, the present one first.
+        calls: Calls that were reported in the same buckets.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    origin: str
+    bucket: _Count
+    retries: tuple[_Count, ...]
+    calls: tuple[_Count, ...]
     writer: str
 
 
@@ -207,7 +255,16 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
 
 
-Record = TypeVar("Record", BreakerRecord, StoreIdRecord, GateRecord, OutcomeRecord, FinalRecord)
+Record = TypeVar(
+    "Record",
+    BreakerRecord,
+    SlotRecord,
+    BudgetRecord,
+    StoreIdRecord,
+    GateRecord,
+    OutcomeRecord,
+    FinalRecord,
+)
 
 
 class _Versioned(msgspec.Struct):
@@ -287,6 +344,18 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     def waiting(self, dependency: str, generation: int) -> str:
         """Counter that hands out places in line among the waiters of trip ``generation``."""
         return f"lr/{self.run_id}/waiting/{dependency}/{generation}"
+
+    def slot(self, dependency: str, index: int) -> str:
+        """Key of one slot of a dependency's admission."""
+        return f"lr/{self.run_id}/slot/{dependency}/{index}"
+
+    def turn(self, dependency: str) -> str:
+        """Counter that hands out tickets to those who wait for a slot."""
+        return f"lr/{self.run_id}/turn/{dependency}"
+
+    def budget(self, dependency: str) -> str:
+        """Key of a dependency's retry budget."""
+        return f"lr/{self.run_id}/budget/{dependency}"
 
     def joint(self, part: str, number: int, last: int | None = None) -> str:
         """Key of a part of joint operations in this incarnation.

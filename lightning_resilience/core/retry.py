@@ -18,11 +18,18 @@ permanent      give up: exactly one attempt
 cancelled      never gets here: an interruption is not caught
 =============  ==================================================================================
 
+A rebuild of the client may fail itself. Where that passes (transient, throttle: no route to the
+issuer of tokens), the rebuild is tried again like an attempt; anything else ends the operation,
+because a refresh that is refused will be refused again.
+
 ``max_attempts`` bounds the attempts of *one operation at a healthy dependency*. An attempt that
 fails for the dependency's sake while the circuit is not closed does not count: the outage is the
 breaker's business, and an outage that is longer than five attempts must not fail a job that is
 willing to wait. Stale caches and refused credentials are no outage; they always count.
 ``deadline_s`` bounds everything, waiting included. So the loop that asks this module always ends.
+
+Where nobody but the caller is told how the operation ended, :func:`failure_to_raise` decides what
+that caller sees.
 
 The instants in :class:`RetryState` belong to the calling process's monotonic clock.
 """
@@ -31,13 +38,27 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from lightning_resilience.core import backoff
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, FailureClass, Outcome
 from lightning_resilience.core.validation import check_at_least, check_seconds, check_whole, option
 
 
-__all__ = ["RetryAction", "RetryDecision", "RetryPolicy", "RetryState", "deadline_at_s", "decide"]
+if TYPE_CHECKING:
+    from lightning_resilience.errors import RetriesExhaustedError
+
+
+__all__ = [
+    "RetryAction",
+    "RetryDecision",
+    "RetryPolicy",
+    "RetryState",
+    "deadline_at_s",
+    "decide",
+    "decide_recovery",
+    "failure_to_raise",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +189,9 @@ _ONE_ATTEMPT = {
     FailureClass.LOST: "a rank was lost",
 }
 
+# The dependency was asked and has answered: callers know these failures by their own types.
+_ANSWERS = (FailureClass.PERMANENT.value, FailureClass.CAPACITY.value, FailureClass.AUTH.value)
+
 _AT_ONCE = {
     FailureClass.AUTH: RetryAction.REBUILD_CLIENT,
     FailureClass.STALE: RetryAction.DROP_CACHES,
@@ -224,5 +248,50 @@ def decide(
     )
 
 
+_PASSING = frozenset({FailureClass.TRANSIENT, FailureClass.THROTTLE})
+
+
+def decide_recovery(
+    policy: RetryPolicy, state: RetryState, outcome: Outcome, *, now_s: float, draw: float
+) -> RetryDecision:
+    """Decide what follows a recovery (a rebuilt client, dropped caches) that failed itself.
+
+    Args:
+        policy: The policy.
+        state: The operation before this recovery ended; failed recoveries are counted in it as
+            attempts, so that all tries of one recovery are bounded by ``max_attempts``.
+        outcome: How the recovery ended; not ``ok``.
+        now_s: Now, on this process's clock.
+        draw: A uniform number in [0, 1).
+
+    Returns:
+        ``RETRY``, the recovery that is, or ``GIVE_UP``, with the new state.
+    """
+    failure = outcome.failure or FailureClass.UNKNOWN
+    if failure not in _PASSING:
+        after = replace(state, attempts=state.attempts + 1, counted=state.counted + 1)
+        return _give_up(after, f"{failure}: it would fail again")
+    # What a recovery asks need not be the dependency: its circuit excuses nothing.
+    return decide(policy, state, outcome, healthy=True, now_s=now_s, draw=draw)
+
+
 def _give_up(after: RetryState, reason: str) -> RetryDecision:
     return RetryDecision(state=after, action=RetryAction.GIVE_UP, reason=reason)
+
+
+def failure_to_raise(error: RetriesExhaustedError) -> BaseException:
+    """Return what a caller sees that made the call alone, outside a joint operation.
+
+    A missing file, a denial or a full disk is an answer, and code around storage catches it by its
+    type: ``FileNotFoundError``, ``PermissionError``. Only a series of attempts that was given up
+    has no exception of its own.
+
+    Args:
+        error: How the guard gave up.
+
+    Returns:
+        The last failure itself where it is an answer, else ``error``.
+    """
+    if error.failure in _ANSWERS and error.__cause__ is not None:
+        return error.__cause__
+    return error

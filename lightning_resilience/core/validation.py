@@ -81,32 +81,34 @@ def check_seconds(name: str, value: object, *, above: float = 0.0, zero: bool = 
         raise ConfigError(message)
 
 
-def check_whole(name: str, value: object, *, minimum: int) -> None:
-    """Refuse what is not a whole number from ``minimum`` to a thousand millions.
+def check_whole(name: str, value: object, *, minimum: int, maximum: int = _LARGEST_WHOLE) -> None:
+    """Refuse what is not a whole number from ``minimum`` to ``maximum``, a thousand millions.
 
     Raises:
         ConfigError: The value is no whole number, or out of range.
     """
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or not minimum <= value <= _LARGEST_WHOLE
-    ):
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         message = (
             f"{name}={_text(value)} is not allowed: it must be a whole number ≥ {minimum} "
-            f"and ≤ {_LARGEST_WHOLE}."
+            f"and ≤ {maximum}."
         )
         raise ConfigError(message)
 
 
-def check_share(name: str, value: object) -> None:
+def check_share(name: str, value: object, *, zero: bool = False) -> None:
     """Refuse what is not a share of a whole: a number in (0, 1].
+
+    Args:
+        name: Name of the option.
+        value: Its value.
+        zero: Whether 0 is allowed as well.
 
     Raises:
         ConfigError: The value is no number, or out of range.
     """
-    if not _is_number(value) or not 0 < value <= 1:
-        message = f"{name}={_text(value)} is not allowed: it must be a number in (0, 1]."
+    if not _is_number(value) or not 0 <= value <= 1 or (value == 0 and not zero):
+        allowed = f"a number in {'[' if zero else '('}0, 1]"
+        message = f"{name}={_text(value)} is not allowed: it must be {allowed}."
         raise ConfigError(message)
 
 

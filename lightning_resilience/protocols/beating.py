@@ -15,11 +15,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.effects import Call, Nonce, Set, Sleep, WaitFor
+from lightning_resilience.protocols.effects import Call, Local, Nonce, Set, Sleep, WaitFor
 from lightning_resilience.protocols.transform import transform
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning_resilience.protocols.effects import Beat, Effect, Protocol
 
 
@@ -50,7 +52,9 @@ def _perform(effect: Effect, *, beat: Beat) -> Protocol[Any]:
     if isinstance(effect, Sleep):
         return (yield from _sleep(effect.duration_s, beat))
     if isinstance(effect, WaitFor):
-        return (yield from _wait(effect, beat))
+        return (yield from _wait(effect, beat, WaitFor))
+    if isinstance(effect, Local) and isinstance(effect.effect, WaitFor):
+        return (yield from _wait(effect.effect, beat, _wait_locally))
     return (yield effect)
 
 
@@ -63,14 +67,20 @@ def _sleep(duration_s: float, beat: Beat) -> Protocol[None]:
     yield Sleep(remaining_s)
 
 
-def _wait(effect: WaitFor, beat: Beat) -> Protocol[bool]:
+def _wait_locally(key: str, timeout_s: float) -> Local:
+    return Local(WaitFor(key, timeout_s))
+
+
+def _wait(
+    effect: WaitFor, beat: Beat, piece: Callable[[str, float], WaitFor | Local]
+) -> Protocol[bool]:
     remaining_s = effect.timeout_s
     while remaining_s > beat.every_s:
-        if (yield WaitFor(effect.key, beat.every_s)):
+        if (yield piece(effect.key, beat.every_s)):
             return True
         remaining_s -= beat.every_s
         yield from _write(beat)
-    found: bool = yield WaitFor(effect.key, remaining_s)
+    found: bool = yield piece(effect.key, remaining_s)
     return found
 
 

@@ -2,12 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process's dealings with one breaker's shared record: read it, change it, report to it.
 
-:class:`Circuit` is what the process remembers between calls: its latest view, its own window of
-results, and since when it has seen other hosts' votes. The functions are protocols: they read and
-write the record through effects, and everything that they decide is decided in ``core``.
-
-Any thread may use a circuit. What it remembers are immutable values that are replaced whole, so two
-threads can at worst forget one failure, never mix two records.
+What the process remembers between calls is a ``Circuit`` (``protocols.circuit_memory``). The
+functions here are protocols: they read and write the record through effects, and everything that
+they decide is decided in ``core``.
 """
 
 from __future__ import annotations
@@ -27,109 +24,32 @@ from lightning_resilience.core.breaker import (
 )
 from lightning_resilience.core.events import RecordVanished
 from lightning_resilience.core.records import BreakerRecord, StoreIdRecord, decode, encode
+from lightning_resilience.protocols.circuit_memory import Circuit, Limits, learn
 from lightning_resilience.protocols.effects import Delete, Emit, Get, Nonce, Now, Set
 from lightning_resilience.protocols.shared_cell import create, update, write
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.core.breaker import BreakerConfig, BreakerInput, BreakerStep
-    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.breaker import BreakerInput, BreakerStep
     from lightning_resilience.core.outcome import Outcome
-    from lightning_resilience.core.records import Keys
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.shared_cell import Written
 
 
-__all__ = ["Circuit", "apply", "apply_to", "begin", "current", "learn", "refresh", "report"]
+__all__ = [
+    "Circuit",
+    "Limits",
+    "accept",
+    "apply",
+    "apply_to",
+    "begin",
+    "current",
+    "learn",
+    "refresh",
+    "report",
+]
 
 _NEVER_S = float("-inf")
-
-
-class Circuit:
-    """What one process remembers of one breaker.
-
-    Args:
-        dependency: Name of the dependency with the operation class, for example
-            ``s3://bucket:write``.
-        config: The breaker's configuration.
-        keys: Names of the keys of this run.
-        host: Name of this host, for its vote.
-        hosts: Hosts that use this dependency, as the adapter declares it for this incarnation.
-
-    Attributes:
-        inherited: Whether this process has never seen the circuit let calls through: then it was
-            tripped by an earlier start of the job.
-    """
-
-    __slots__ = (
-        "config",
-        "dependency",
-        "host",
-        "hosts",
-        "inherited",
-        "key",
-        "keys",
-        "place",
-        "seen",
-        "view",
-        "votes",
-        "window",
-    )
-
-    def __init__(
-        self, dependency: str, *, config: BreakerConfig, keys: Keys, host: str, hosts: int = 1
-    ) -> None:
-        self.dependency = dependency
-        self.config = config
-        self.keys = keys
-        self.key = keys.breaker(dependency)
-        self.host = host
-        self.hosts = hosts
-        self.inherited = True
-        self.view: BreakerView | None = None
-        self.window = window.EMPTY
-        self.votes: dict[str, Sighting] = {}
-        self.seen: tuple[tuple[int, str], ...] = ()
-        self.place: tuple[int, int] | None = None
-
-    def is_fresh(self, *, now_s: float) -> bool:
-        """Tell whether a call may go ahead on the present view without a read."""
-        max_age_s = self.config.view_max_age_s
-        return breaker.is_fresh(self.view, max_age_s=max_age_s, now_s=now_s)
-
-
-def learn(circuit: Circuit, raw: bytes, *, read_at_s: float, seen_at_s: float) -> BreakerView:
-    """Take note of a record that was read or written.
-
-    Args:
-        circuit: What this process remembers.
-        raw: The record's exact bytes.
-        read_at_s: When the read was sent, for the view's age.
-        seen_at_s: When the answer was there, for leases: never earlier than the truth.
-
-    Returns:
-        The new view.
-
-    Raises:
-        CorruptRecordError: The bytes are no record.
-    """
-    record = decode(BreakerRecord, raw, key=circuit.key)
-    before = circuit.view.sighting if circuit.view is not None else None
-    sighting = lease.observe(before, (record.store_id, record.epoch), now_s=seen_at_s)
-    view = BreakerView(record=record, raw=raw, read_at_s=read_at_s, sighting=sighting)
-    circuit.inherited = circuit.inherited and not breaker.passes(record)
-    if sighting is not before:
-        circuit.seen = (*circuit.seen, (record.epoch, record.state))[-breaker.HISTORY_LENGTH :]
-    if sighting is not before or record.state != BreakerState.CLOSED.value:
-        # Failures from before a trip must not count towards the next one, also where this process
-        # has seen nothing of that trip but the epochs that have passed.
-        circuit.window = window.EMPTY
-    circuit.votes = {
-        host: lease.observe(circuit.votes.get(host), (record.epoch,), now_s=seen_at_s)
-        for host in record.votes
-    }
-    circuit.view = view
-    return view
 
 
 def refresh(circuit: Circuit) -> Protocol[BreakerView]:
@@ -140,6 +60,20 @@ def refresh(circuit: Circuit) -> Protocol[BreakerView]:
     """
     sent_at_s: float = yield Now()
     raw: bytes | None = yield Get(circuit.key)
+    return (yield from accept(circuit, raw, sent_at_s=sent_at_s))
+
+
+def accept(circuit: Circuit, raw: bytes | None, *, sent_at_s: float) -> Protocol[BreakerView]:
+    """Take note of what a read of the record has shown, and put right what is not as it must be.
+
+    Args:
+        circuit: What this process remembers.
+        raw: The record's bytes, or None where there is none.
+        sent_at_s: When the read was sent, on this process's clock.
+
+    Returns:
+        The view after it.
+    """
     if raw is None:
         raw = yield from _create(circuit)
     elif circuit.view is not None and breaker.outranks(
@@ -296,7 +230,9 @@ def begin(circuit: Circuit, *, new_incarnation: bool) -> Protocol[BreakerView]:
     return view
 
 
-def report(circuit: Circuit, outcome: Outcome, *, epoch: int) -> Protocol[None]:
+def report(
+    circuit: Circuit, outcome: Outcome, *, epoch: int, others_failed: bool = False
+) -> Protocol[None]:
     """Report how an attempt ended, once.
 
     A success under a closed circuit costs no store operation. Failures that say nothing about
@@ -306,6 +242,8 @@ def report(circuit: Circuit, outcome: Outcome, *, epoch: int) -> Protocol[None]:
         circuit: What this process remembers; it has a view.
         outcome: How the attempt ended.
         epoch: Epoch of the record that admitted it.
+        others_failed: Whether the latest calls of all others failed as well: then one failure is
+            enough for a vote.
     """
     now_s: float = yield Now()
     view = circuit.view
@@ -319,32 +257,30 @@ def report(circuit: Circuit, outcome: Outcome, *, epoch: int) -> Protocol[None]:
         elif circuit.host in view.record.votes:
             yield from apply(circuit, VoteDropped(host=circuit.host))
     elif outcome.counts:
-        yield from _report_failure(
-            circuit, outcome, epoch=epoch, recovering=recovering, now_s=now_s
-        )
+        if recovering:
+            yield from apply(circuit, AttemptFailed(epoch=epoch, reason=outcome.error))
+        else:
+            yield from _note_failure(circuit, outcome, others_failed=others_failed, now_s=now_s)
+        if circuit.view is not None:
+            # After a failure the next call reads again, however young the view is.
+            circuit.view = replace(circuit.view, read_at_s=_NEVER_S)
 
 
-def _report_failure(
-    circuit: Circuit, outcome: Outcome, *, epoch: int, recovering: bool, now_s: float
+def _note_failure(
+    circuit: Circuit, outcome: Outcome, *, others_failed: bool, now_s: float
 ) -> Protocol[None]:
     config = circuit.config
-    if recovering:
-        yield from apply(circuit, AttemptFailed(epoch=epoch, reason=outcome.error))
-    else:
-        circuit.window = window.record_failure(
-            circuit.window, now_s=now_s, window_s=config.window_s
-        )
-        if window.wants_vote(
-            circuit.window,
-            now_s=now_s,
-            window_s=config.window_s,
-            trip_failures=config.trip_failures,
-        ):
-            failures = circuit.window.failures
-            reason = f"{failures} failures in a row on {circuit.host}, {outcome.error}"
-            yield from apply(
-                circuit, HostVoted(host=circuit.host, hosts=circuit.hosts, reason=reason)
-            )
-    if circuit.view is not None:
-        # After a failure the next call reads again, however young the view is.
-        circuit.view = replace(circuit.view, read_at_s=_NEVER_S)
+    circuit.window = window.record_failure(circuit.window, now_s=now_s, window_s=config.window_s)
+    wants_vote = window.wants_vote(
+        circuit.window,
+        now_s=now_s,
+        window_s=config.window_s,
+        trip_failures=config.trip_failures,
+    )
+    if not (wants_vote or others_failed):
+        return
+    failures = f"{circuit.window.failures} failures in a row on {circuit.host}"
+    if not wants_vote:
+        failures = f"a failure on {circuit.host}, and the latest call in every slot failed"
+    reason = f"{failures}, {outcome.error}"
+    yield from apply(circuit, HostVoted(host=circuit.host, hosts=circuit.hosts, reason=reason))

@@ -21,12 +21,14 @@ effect               is sent                                    may have thrown 
 ``Draw``             a number in [0, 1)                         —
 ``Nonce``            a text that nobody else uses               —
 ``Call``             what ``work`` returned                     what it raised, ``CallTimeoutError``
+``Local``            as the effect in it                        as the effect in it
 ``Emit``             None                                       —
 ===================  =========================================  ====================================
 """
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -47,12 +49,15 @@ __all__ = [
     "Effect",
     "Emit",
     "Get",
+    "Local",
     "MultiGet",
     "Nonce",
     "Now",
     "Protocol",
+    "Renewal",
     "Set",
     "Sleep",
+    "StoreEffect",
     "Voice",
     "WaitFor",
 ]
@@ -157,13 +162,52 @@ class Voice:
 
 
 @dataclass(frozen=True, slots=True)
+class Emit:
+    """Report a fact."""
+
+    event: Event
+
+
+StoreEffect: TypeAlias = Get | MultiGet | Set | Delete | CompareAndSet | Add | WaitFor
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Perform a store effect on this process's own store instead of the shared one.
+
+    For what a process decides alone while the shared store is away. It never fails.
+    """
+
+    effect: StoreEffect
+
+
+class Renewal(abc.ABC):
+    """A lease in the shared store that is renewed while a call runs.
+
+    Renewing is a compare-and-set from exactly the holder's bytes: a plain write would take the
+    lease back from whoever has taken it over meanwhile.
+    """
+
+    every_s: float
+
+    @abc.abstractmethod
+    def request(self, nonce: str) -> CompareAndSet | Local | None:
+        """Return the next renewal, or None once the lease is lost."""
+
+    @abc.abstractmethod
+    def answered(self, returned: bytes) -> None:
+        """Take note of what the store returned; not called where it did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """Run foreign code.
 
     Without a timeout ``work`` runs inline and cannot be abandoned. With one it runs in a daemon
     thread; after ``timeout_s`` seconds without a mark of progress its cancel token is set, its
     result is discarded and ``CallTimeoutError`` is thrown into the protocol. ``is_leased`` work has
-    ``timeout_s`` in all, whatever its progress: it must not outlive its holder's lease.
+    ``timeout_s`` in all, whatever its progress: it must not outlive its holder's lease. ``renewal``
+    is performed every so often until the call has ended, also while it runs inline.
     """
 
     work: Callable[[CancelToken], Any]
@@ -171,13 +215,7 @@ class Call:
     is_leased: bool = False
     beat: Beat | None = None
     voice: Voice | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """Report a fact."""
-
-    event: Event
+    renewal: Renewal | None = None
 
 
 Effect: TypeAlias = (
@@ -188,6 +226,7 @@ Effect: TypeAlias = (
     | CompareAndSet
     | Add
     | WaitFor
+    | Local
     | Sleep
     | Now
     | Draw

@@ -4,26 +4,29 @@
 
 ::
 
-    ┌─▶ gate: fresh view? closed? else wait for the bell        (protocols.probe)
+    ┌─▶ enter: the breaker lets it through, and a slot is free   (protocols.entry)
     │   attempt: Call(work, timeout_s=stall_timeout_s)
-    │   report the result to the breaker, once                   (protocols.circuit)
+    │   settle: report the result, once; give the slot back      (protocols.settlement)
     │   succeeded ──▶ return
-    └── again after a jittered delay ◀── core.retry.decide ──▶ give up, with the evidence
+    │   core.retry.decide ──▶ give up, with the evidence
+    │   pay: a retry is charged to the job's budget              (protocols.settlement)
+    └── again after a jittered delay
 
 Bounded by ``deadline_s``: every turn costs an attempt or waits, and ``decide`` ends it.
 
 An interruption (``KeyboardInterrupt``, ``SystemExit``, a signal's exception) is never an outcome to
 be retried: it passes through at once. The failure that ends the policy is the cause of what is
-raised.
+raised; where the client could not be rebuilt (``protocols.recovery``), both errors are named.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_resilience.core.breaker import BreakerState, passes
+from lightning_resilience.core.breaker import passes
 from lightning_resilience.core.events import (
     AttemptFailed,
     CallAbandoned,
@@ -31,22 +34,31 @@ from lightning_resilience.core.events import (
     RetriesExhausted,
     RetryScheduled,
 )
-from lightning_resilience.core.outcome import OK, FailureClass, Outcome
+from lightning_resilience.core.outcome import OK, FailureClass, Outcome, most_severe
 from lightning_resilience.core.retry import RetryAction, RetryState, deadline_at_s, decide
-from lightning_resilience.errors import CallTimeoutError, CircuitOpenError, RetriesExhaustedError
-from lightning_resilience.protocols.circuit import refresh, report
+from lightning_resilience.errors import (
+    BudgetExhaustedError,
+    CallTimeoutError,
+    CircuitOpenError,
+    ResilienceError,
+    RetriesExhaustedError,
+    StoreUnavailableError,
+)
+from lightning_resilience.protocols.detour import guide
 from lightning_resilience.protocols.effects import Call, Draw, Emit, Now, Sleep, Voice
-from lightning_resilience.protocols.probe import await_passage
+from lightning_resilience.protocols.entry import Terms, admit
+from lightning_resilience.protocols.recovery import Recovery, recover
+from lightning_resilience.protocols.settlement import give_back, pay, settle
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.core.breaker import BreakerView
     from lightning_resilience.core.retry import RetryDecision, RetryPolicy
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.entry import Entry
     from lightning_resilience.protocols.probe import Patience
 
 
@@ -67,13 +79,17 @@ class GuardedCall:
         target: What it is about, for example a path.
         policy: The retry policy.
         patience: How to wait, and how to classify.
+        collective: Whether every rank makes this call at the same time: then it passes admission
+            also while the circuit is closed.
+        may_go_alone: Whether it may be decided without the shared store, once that is lost. Never
+            in a joint operation.
+        store_patience_s: How long the shared store may be away, in seconds, before that or before
+            the store's error is raised; None leaves the store's failures to the caller.
+        has_thread: Whether an attempt runs in a thread of its own, so that it can be abandoned.
         timeout_s: Time without a mark of progress after which an attempt is abandoned, in seconds;
             None takes the policy's ``stall_timeout_s``. For work that cannot mark its progress.
-        rebuild: Makes a fresh client, after credentials were refused.
-        drop_caches: Drops what is cached of the dependency.
-        collective: Whether every rank makes this call at the same time, and none returns before all
-            have made it. Such a call passes the admission slots: ranks that wait in line for each
-            other while all of them are needed would wait for nothing.
+        rebuild: Makes a fresh client, after credentials were refused. Has ``stall_timeout_s``.
+        drop_caches: Drops what is cached of the dependency. Has ``stall_timeout_s``.
     """
 
     work: Callable[[CancelToken], Any]
@@ -81,10 +97,13 @@ class GuardedCall:
     target: str
     policy: RetryPolicy
     patience: Patience
+    collective: bool = False
+    may_go_alone: bool = False
+    store_patience_s: float | None = None
+    has_thread: bool = True
     timeout_s: float | None = None
     rebuild: Callable[[], None] = _nothing
     drop_caches: Callable[[], None] = _nothing
-    collective: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,27 +153,29 @@ def guard(
 
     Raises:
         RetriesExhaustedError: The policy ended; the last failure is the cause.
-        CircuitOpenError: The circuit is open and the policy is not to wait, or the deadline has
-            passed; the last failure, if there was one, is the cause.
+        CircuitOpenError: The circuit is open or no slot came free, and the policy is not to wait,
+            or the deadline has passed; the last failure, if there was one, is the cause.
+        BudgetExhaustedError: The job's retry budget denies another attempt, and the policy is not
+            to wait; the last failure is the cause.
+        StoreUnavailableError: The shared store does not answer, and the call may not be decided
+            without it.
     """
     if started_at_s is None:
         started_at_s = yield Now()
+    circuit.ledger.note_call(now_s=started_at_s)
     state = RetryState(started_at_s=started_at_s)
     ends_at_s = deadline_at_s(call.policy, state)
     ended = _Ended(outcome=OK)
     while True:
         try:
-            view = yield from await_passage(
-                circuit, call.patience, operation=call.operation, deadline_at_s=ends_at_s
-            )
+            entry = yield from admit(circuit, _terms(call), deadline_at_s=ends_at_s)
         except CircuitOpenError as error:
             error.attempts = state.attempts
             error.last_error = ended.outcome.error
             raise error from ended.error
-        ended = yield from _attempt(circuit, call)
-        healthy = yield from _ended_under_closed(circuit, view, ended)
+        ended = yield from _attempt(circuit, call, entry)
         yield from _tell(circuit, call, ended, attempt=state.attempts + 1)
-        yield from report(circuit, ended.outcome, epoch=view.record.epoch)
+        healthy = yield from settle(circuit, _terms(call), entry, outcome=ended.outcome)
         now_s: float = yield Now()
         if ended.error is None:
             elapsed_s = now_s - state.started_at_s
@@ -164,41 +185,69 @@ def guard(
             call.policy, state, ended.outcome, healthy=healthy, now_s=now_s, draw=draw
         )
         state = decision.state
+        if decision.action is not RetryAction.GIVE_UP:
+            decision = yield from _charge(circuit, call, ended, decision=decision)
         if decision.action is RetryAction.GIVE_UP:
             raise (yield from _give_up(circuit, call, ended, decision=decision)) from ended.error
         yield from _prepare(circuit, call, ended, decision=decision)
+
+
+def _terms(call: GuardedCall) -> Terms:
+    return Terms(
+        operation=call.operation,
+        patience=call.patience,
+        collective=call.collective,
+        may_go_alone=call.may_go_alone,
+        store_patience_s=call.store_patience_s,
+    )
 
 
 def _timeout_s(call: GuardedCall) -> float:
     return call.policy.stall_timeout_s if call.timeout_s is None else call.timeout_s
 
 
-def _attempt(circuit: Circuit, call: GuardedCall) -> Protocol[_Ended]:
+def _attempt(circuit: Circuit, call: GuardedCall, entry: Entry) -> Protocol[_Ended]:
     try:
         value = yield Call(
             call.work,
-            timeout_s=_timeout_s(call),
+            timeout_s=_timeout_s(call) if call.has_thread else None,
             voice=Voice(call.patience.voice_s, partial(_stalled, circuit, call)),
+            renewal=entry.permit,
         )
     except GeneratorExit:
         raise
     except BaseException as error:
         outcome = call.patience.classify(error)
         if outcome.failure is FailureClass.CANCELLED:
+            # The slot goes back at once instead of at the end of its lease.
+            with suppress(ResilienceError):
+                yield from give_back(circuit, _terms(call), entry, outcome=outcome)
             raise
         return _Ended(outcome=outcome, error=error)
     return _Ended(outcome=OK, value=value)
 
 
-def _ended_under_closed(circuit: Circuit, admitted: BreakerView, ended: _Ended) -> Protocol[bool]:
-    if admitted.record.state != BreakerState.CLOSED.value:
-        return False
-    if not ended.outcome.counts:
-        return True
-    # Others may have tripped the circuit while this attempt ran, and then it is the outage that has
-    # failed it. The read is not lost: the vote that may follow is a change of what it returns.
-    view = yield from refresh(circuit)
-    return view.record.state == BreakerState.CLOSED.value
+def _charge(
+    circuit: Circuit, call: GuardedCall, ended: _Ended, *, decision: RetryDecision
+) -> Protocol[RetryDecision]:
+    try:
+        granted = yield from pay(
+            circuit, _terms(call), deadline_at_s=deadline_at_s(call.policy, decision.state)
+        )
+    except BudgetExhaustedError as error:
+        error.attempts = decision.state.attempts
+        error.last_error = ended.outcome.error
+        raise error from ended.error
+    except StoreUnavailableError as error:
+        raise error from ended.error
+    if granted:
+        return decision
+    return replace(
+        decision,
+        action=RetryAction.GIVE_UP,
+        reason=f"deadline_s={call.policy.deadline_s:g} would pass before the job's retry budget "
+        "has room",
+    )
 
 
 def _tell(circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempt: int) -> Protocol[None]:
@@ -254,9 +303,8 @@ def _prepare(
     circuit: Circuit, call: GuardedCall, ended: _Ended, *, decision: RetryDecision
 ) -> Protocol[None]:
     if decision.action in _RECOVERY:
-        recover: Callable[[], None] = getattr(call, _RECOVERY[decision.action])
-        yield Call(lambda _token: recover())
-    view = circuit.view
+        yield from _recover(circuit, call, ended, decision=decision)
+    view = guide(circuit).view
     if view is not None and not passes(view.record):
         # The circuit has just opened: the gate decides when to come back, not the backoff.
         return
@@ -267,6 +315,32 @@ def _prepare(
         piece_s = min(remaining_s, call.patience.voice_s)
         yield Sleep(piece_s)
         remaining_s -= piece_s
+
+
+def _recover(
+    circuit: Circuit, call: GuardedCall, ended: _Ended, *, decision: RetryDecision
+) -> Protocol[None]:
+    recovery = Recovery(
+        action=decision.action,
+        work=getattr(call, _RECOVERY[decision.action]),
+        dependency=circuit.dependency,
+        operation=call.operation,
+        target=call.target,
+        policy=call.policy,
+        patience=call.patience,
+        has_thread=call.has_thread,
+    )
+    failed = yield from recover(recovery, decision.state)
+    if failed is None:
+        return
+    both = replace(
+        ended.outcome,
+        failure=most_severe([ended.outcome.failure, failed.outcome.failure]),
+        error=f"{ended.outcome.error}; then: {failed.outcome.error}",
+    )
+    last = replace(decision, reason=failed.reason)
+    error = yield from _give_up(circuit, call, replace(ended, outcome=both), decision=last)
+    raise error from ended.error
 
 
 def _scheduled(

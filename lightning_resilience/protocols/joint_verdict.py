@@ -10,7 +10,7 @@ silent, any rank that waits does it instead. Later reports change nothing.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core import joint as core, lease
 from lightning_resilience.core.events import RanksLost, WorkAwaited
@@ -39,12 +39,15 @@ from lightning_resilience.protocols.shared_cell import create
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.lease import Silence
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.joint_terms import Joint, Member, Part
 
 
 __all__ = ["await_final", "refuse", "someone_left", "withdraw", "work"]
+
+# A rank that has shown nothing yet is timed from the observer's own arrival.
+_NOTHING_YET: Final = ("", "")
 
 
 def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Protocol[JointResult]:
@@ -230,7 +233,10 @@ def _watch(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[Fin
     # its own deadline.
     key = member.keys.joint("final", joint.seq)
     chunk_s = min(joint.patience.chunk_s, joint.patience.voice_s, member.timeout_s / 2)
-    sightings: dict[int, Sighting] = {}
+    silences = {
+        rank: lease.Silence(version=_NOTHING_YET, looked_at_s=started_at_s)
+        for rank in joint.workers
+    }
     spoken_at_s: float | None = None
     while True:
         yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
@@ -246,7 +252,7 @@ def _watch(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[Fin
                 WorkAwaited(op=joint.op, seq=joint.seq, elapsed_s=elapsed_s, workers=joint.workers)
             )
         outcomes, missing = yield from _reports(member, joint)
-        lost = yield from _lost(member, missing, sightings=sightings, started_at_s=started_at_s)
+        lost = yield from _lost(member, missing, silences=silences, longest_gap_s=chunk_s)
         if set(lost) == set(missing):
             if lost:
                 yield Emit(
@@ -263,22 +269,23 @@ def _lost(
     member: Member,
     missing: tuple[int, ...],
     *,
-    sightings: dict[int, Sighting],
-    started_at_s: float,
+    silences: dict[int, Silence],
+    longest_gap_s: float,
 ) -> Protocol[tuple[int, ...]]:
     parts = [member.keys.joint(part, rank) for rank in missing for part in ("arrived", "beat")]
+    sent_at_s: float = yield Now()
     values: list[bytes | None] = yield MultiGet(tuple(parts))
-    now_s: float = yield Now()
+    seen_at_s: float = yield Now()
     lost = []
     for position, rank in enumerate(missing):
         pair = values[2 * position : 2 * position + 2]
-        version = tuple((raw or b"").decode() for raw in pair)
-        # A rank that this one has not looked at before is timed from this rank's own arrival, as
-        # long as it has shown nothing yet.
-        before = sightings.get(rank)
-        if before is None and version == ("", ""):
-            before = lease.Sighting(version=version, first_seen_at_s=started_at_s)
-        sightings[rank] = lease.observe(before, version, now_s=now_s)
-        if lease.is_expired(sightings[rank], lease_s=member.timeout_s, now_s=now_s):
+        silences[rank] = lease.listen(
+            silences[rank],
+            tuple((raw or b"").decode() for raw in pair),
+            sent_at_s=sent_at_s,
+            seen_at_s=seen_at_s,
+            longest_gap_s=longest_gap_s,
+        )
+        if silences[rank].watched_s >= member.timeout_s:
             lost.append(rank)
     return tuple(lost)

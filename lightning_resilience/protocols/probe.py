@@ -15,10 +15,10 @@ changes nothing.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_resilience.core import backoff, breaker, lease, waiting
+from lightning_resilience.core import backoff, breaker, detour, lease, waiting
 from lightning_resilience.core.breaker import (
     BreakerInput,
     ProbeClaimed,
@@ -111,7 +111,7 @@ def _pass_or_refuse(
     now_s: float = yield Now()
     if waiting.is_probe_due(view, circuit.config, now_s=now_s):
         # Where nobody waits, nobody else would ever notice that the dependency is well again.
-        yield from try_probe(circuit, patience, view)
+        yield from _try_or_pass_over(circuit, patience, view, now_s=now_s)
         view = yield from refresh(circuit)
         now_s = yield Now()
     if breaker.passes(view.record):
@@ -137,7 +137,7 @@ def _wait(
             generation = view.record.generation
             ticket = yield from _draw_ticket(circuit, generation)
         if waiting.is_probe_due(view, circuit.config, now_s=now_s):
-            yield from try_probe(circuit, patience, view)
+            yield from _try_or_pass_over(circuit, patience, view, now_s=now_s)
         else:
             longest_s = min(patience.chunk_s, patience.voice_s, deadline_at_s - now_s)
             wait_s = waiting.next_wait_s(
@@ -159,6 +159,19 @@ def _wait(
         view = yield from refresh(circuit)
         now_s = yield Now()
     return view
+
+
+def _try_or_pass_over(
+    circuit: Circuit, patience: Patience, view: BreakerView, *, now_s: float
+) -> Protocol[None]:
+    # The record may have been read again since, and the view that is overdue is the caller's.
+    if circuit.probe_share < 1:
+        draw: float = yield Draw()
+        if not detour.probes_alone(share=circuit.probe_share, draw=draw):
+            sighting = replace(view.sighting, first_seen_at_s=now_s)
+            circuit.view = replace(view, sighting=sighting)
+            return
+    yield from try_probe(circuit, patience, view)
 
 
 def _draw_ticket(circuit: Circuit, generation: int) -> Protocol[int | None]:

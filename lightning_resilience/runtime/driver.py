@@ -15,6 +15,7 @@ words, and it is never swallowed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -24,10 +25,11 @@ from lightning_resilience.errors import CallTimeoutError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.runtime.bells import Bells
 from lightning_resilience.runtime.calls import PIECE_S, RunningCall, Token
+from lightning_resilience.runtime.memory import MemoryStore
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from lightning_resilience.ports import Clock, Dice, EventSink, SharedStore
     from lightning_resilience.protocols.effects import Effect, Protocol
@@ -50,6 +52,19 @@ def _nothing() -> None:
 
 def _adopt_nothing() -> Callable[[], None]:
     return _nothing
+
+
+def _store_performers(store: SharedStore) -> dict[type, Callable[[Any], Any]]:
+    return {
+        fx.Get: lambda effect: store.get(effect.key),
+        fx.MultiGet: lambda effect: store.multi_get(effect.keys),
+        fx.Set: lambda effect: store.set(effect.key, effect.value),
+        fx.Delete: lambda effect: store.delete(effect.key),
+        fx.CompareAndSet: lambda effect: store.compare_and_set(
+            effect.key, effect.expected, effect.desired
+        ),
+        fx.Add: lambda effect: store.add(effect.key, effect.amount),
+    }
 
 
 class Driver:
@@ -84,16 +99,12 @@ class Driver:
         self.interrupt = interrupt
         self._adopt = adopt
         self._local = threading.local()
+        self._own_store = MemoryStore()
+        self._own_performers = _store_performers(self._own_store)
         self._performers: dict[type, Callable[[Any], Any]] = {
-            fx.Get: lambda effect: store.get(effect.key),
-            fx.MultiGet: lambda effect: store.multi_get(effect.keys),
-            fx.Set: lambda effect: store.set(effect.key, effect.value),
-            fx.Delete: lambda effect: store.delete(effect.key),
-            fx.CompareAndSet: lambda effect: store.compare_and_set(
-                effect.key, effect.expected, effect.desired
-            ),
-            fx.Add: lambda effect: store.add(effect.key, effect.amount),
+            **_store_performers(store),
             fx.WaitFor: self._wait_for,
+            fx.Local: self._locally,
             fx.Sleep: self._sleep,
             fx.Now: lambda _effect: clock.now_s(),
             fx.Draw: lambda _effect: dice.draw(),
@@ -150,15 +161,25 @@ class Driver:
         return call.result()
 
     def close(self) -> None:
-        """Let this thread's helper end. Idempotent."""
-        bells: Bells | None = getattr(self._local, "bells", None)
-        if bells is not None:
-            bells.close()
+        """Let this thread's helpers end. Idempotent."""
+        for name in ("bells", "own_bells"):
+            bells: Bells | None = getattr(self._local, name, None)
+            if bells is not None:
+                bells.close()
 
-    def _wait_for(self, effect: fx.WaitFor) -> bool:
-        bells: Bells | None = getattr(self._local, "bells", None)
+    def _locally(self, effect: fx.Local) -> Any:  # noqa: ANN401 - whatever the effect yields
+        inner = effect.effect
+        if isinstance(inner, fx.WaitFor):
+            return self._wait_for(inner, name="own_bells", store=self._own_store)
+        return self._own_performers[type(inner)](inner)
+
+    def _wait_for(
+        self, effect: fx.WaitFor, *, name: str = "bells", store: SharedStore | None = None
+    ) -> bool:
+        bells: Bells | None = getattr(self._local, name, None)
         if bells is None:
-            bells = self._local.bells = Bells(self.store, clock=self.clock)
+            bells = Bells(store or self.store, clock=self.clock)
+            setattr(self._local, name, bells)
         found = bells.wait_for(effect.key, effect.timeout_s, check=self._look_around)
         if found:
             self._local.waiting_since_s = None
@@ -185,7 +206,8 @@ class Driver:
 
     def _call(self, effect: fx.Call) -> Any:  # noqa: ANN401 - whatever the work returns
         if effect.timeout_s is None:
-            return effect.work(Token())
+            with self._renewing(effect.renewal):
+                return effect.work(Token())
         token = Token()
         try:
             value = self._run_call(effect, effect.timeout_s, token)
@@ -196,6 +218,27 @@ class Driver:
         self._local.waiting_since_s = None
         return value
 
+    @contextlib.contextmanager
+    def _renewing(self, renewal: fx.Renewal | None) -> Iterator[None]:
+        """Renew a lease from another thread while this one is in foreign code."""
+        if renewal is None:
+            yield
+            return
+        has_ended = threading.Event()
+
+        def renew() -> None:
+            while not has_ended.wait(renewal.every_s):
+                self._renew(renewal)
+
+        helper = threading.Thread(target=renew, name="lightning-resilience-lease", daemon=True)
+        helper.start()
+        try:
+            yield
+        finally:
+            # Order: no renewal is under way once the lease is given back.
+            has_ended.set()
+            helper.join()
+
     def _run_call(self, effect: fx.Call, timeout_s: float, token: Token) -> Any:  # noqa: ANN401 - as above
         call = RunningCall(
             effect.work,
@@ -204,7 +247,7 @@ class Driver:
             adopt=self._adopt(),
             may_extend=not effect.is_leased,
         )
-        beaten_at_s = spoken_at_s = self.clock.now_s()
+        beaten_at_s = spoken_at_s = renewed_at_s = self.clock.now_s()
         while not call.has_ended(within_s=min(PIECE_S, timeout_s)):
             stalled_s = call.stalled_for_s()
             if stalled_s >= _UNDISTURBED_S:
@@ -212,7 +255,27 @@ class Driver:
             _raise_if_stalled(stalled_s, timeout_s)
             spoken_at_s = self._speak(effect.voice, stalled_s, spoken_at_s)
             beaten_at_s = self._beat(effect.beat, beaten_at_s)
+            renewed_at_s = self._renew_in_time(effect.renewal, renewed_at_s)
         return call.result()
+
+    def _renew_in_time(self, renewal: fx.Renewal | None, renewed_at_s: float) -> float:
+        now_s = self.clock.now_s()
+        if renewal is None or now_s - renewed_at_s < renewal.every_s:
+            return renewed_at_s
+        self._renew(renewal)
+        return now_s
+
+    def _renew(self, renewal: fx.Renewal) -> None:
+        effect = renewal.request(self.dice.nonce())
+        if effect is None:
+            return
+        try:
+            returned = self._performers[type(effect)](effect)
+        except StoreUnavailableError as error:
+            # It is asked again at the next beat, and the lease is longer than two of them.
+            self.sink.emit(StoreLost(op="beat", error=str(error)))
+        else:
+            renewal.answered(returned)
 
     def _speak(self, voice: fx.Voice | None, stalled_s: float, spoken_at_s: float) -> float:
         now_s = self.clock.now_s()

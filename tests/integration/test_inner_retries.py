@@ -4,15 +4,20 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import s3fs
+from fsspec import get_filesystem_class
+from fsspec.core import url_to_fs
 
+from lightning_resilience import CircuitOpenError
 from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.object_store import FsspecObjectStore
 from lightning_resilience.adapters.private_filesystem import private_filesystem, private_instance
 from lightning_resilience.core.outcome import FailureClass, classify
+from tests.chained import fast, register
 from tests.s3_server import failing_server
 from tests.tokens import RecordingToken
 
@@ -131,15 +136,71 @@ def test_a_private_instance_is_nobody_elses() -> None:
     assert fs.retries == 1
 
 
-def test_gcsfs_repeats_nothing() -> None:
-    """Its decorator is taken off the private instance."""
-    core = pytest.importorskip("gcsfs.core")
+@pytest.mark.parametrize("name", ["core.GCSFileSystem", "GCSFileSystem"])
+def test_gcsfs_repeats_nothing(name: str) -> None:
+    """Its decorator is taken off the private instance, whichever class is the default."""
+    gcsfs = pytest.importorskip("gcsfs")
+    kind = operator.attrgetter(name)(gcsfs)
     with failing_server("503") as failing:
         options = {"token": "anon", "endpoint_url": failing.url}
-        fs = private_instance(core.GCSFileSystem, (), options)
+        fs = private_instance(kind, (), options)
+        know_the_bucket(fs)
 
         with pytest.raises(Exception) as caught:  # noqa: PT011 - gcsfs's own HttpError
             fs.pipe_file("bucket/key", b"x")
 
     assert len(failing.requests) == 1
     assert classify(caught.value).failure is FailureClass.THROTTLE
+
+
+def know_the_bucket(fs: AbstractFileSystem) -> None:
+    """Spare gcsfs's default class the question, for which it keeps a thread of gRPC."""
+    if hasattr(fs, "_storage_layout_cache"):
+        extended = pytest.importorskip("gcsfs.extended_gcsfs")
+        fs._storage_layout_cache["bucket"] = extended.BucketType.NON_HIERARCHICAL
+
+
+def test_gcsfs_asks_once_for_the_kind_of_bucket() -> None:
+    """Its default class asks by another protocol, and would repeat that for a minute."""
+    extended = pytest.importorskip("gcsfs.extended_gcsfs")
+    unavailable = pytest.importorskip("google.api_core.exceptions").ServiceUnavailable
+    asked: list[str] = []
+
+    class Client:
+        async def get_storage_layout(self, *, name: str, retry: Any, timeout: float) -> Any:
+            async def ask() -> Any:
+                asked.append(f"{name}, {timeout:g} s")
+                message = "away"
+                raise unavailable(message)
+
+            return await retry(ask)()
+
+    fs = private_instance(extended.ExtendedGcsFileSystem, (), {"token": "anon"})
+    fs._storage_control_client = Client()
+
+    kind = fs._sync_lookup_bucket_type("bucket")
+
+    assert kind is extended.BucketType.UNKNOWN
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("protocol", ["gs", "s3"])
+def test_a_prefixed_url_sends_one_request_for_each_attempt(protocol: str, spool: Path) -> None:
+    """Three attempts open the circuit, and three requests have reached the storage."""
+    del spool
+    register()
+    with failing_server("503") as failing:
+        options = {
+            "gs": {"token": "anon", "endpoint_url": failing.url},
+            "s3": failing.storage_options,
+            "resilient": fast(when_open="raise", retry={"retry_after_max_s": 0}),
+        }
+        url = f"resilient::{protocol}://bucket/key"
+        fs, path = url_to_fs(url, **{protocol: options[protocol]}, resilient=options["resilient"])
+        know_the_bucket(fs)
+
+        with pytest.raises(CircuitOpenError):
+            fs.pipe_file(path, b"x")
+
+    assert isinstance(fs, get_filesystem_class(protocol))
+    assert len(failing.requests) == 3, failing.requests

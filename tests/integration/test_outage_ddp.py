@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ranks, DDP on gloo, and storage that fails in every place where Lightning touches it.
 
-The process group's timeout is 4 s, and the outages are longer: a rank that waited in a collective
+The process group's timeout is 6 s, and the outages are longer: a rank that waited in a collective
 would be gone before they end.
 """
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
-GROUP_TIMEOUT_S = 4.0
-OUTAGE_S = 6.0
+GROUP_TIMEOUT_S = 6.0
+OUTAGE_S = 8.0
 """Longer than the process group's timeout."""
 Jobs: TypeAlias = "dict[str, Running]"
 

@@ -22,6 +22,7 @@ from lightning_resilience import (
     JointError,
     ResilienceCallback,
     ResilientCheckpointIO,
+    RetriesExhaustedError,
 )
 from tests import lightning_job
 from tests.faulty_filesystem import Rule
@@ -235,16 +236,35 @@ def test_alone_it_waits_out_an_outage(faulty: Callable[..., Job]) -> None:
     assert lightning_job.our_threads() == []
 
 
-def test_alone_it_raises_the_last_failure_as_the_cause(faulty: Callable[..., Job]) -> None:
-    """A permanent failure is one attempt."""
+def test_alone_it_raises_what_repeating_cannot_help_as_it_is(faulty: Callable[..., Job]) -> None:
+    """A denial is one attempt, and code around a Trainer catches it by its type."""
     job = faulty(Rule(operations=("put_file",), error="denied"), options=None)
 
-    with pytest.raises(Exception, match="AccessDenied") as caught:
+    with pytest.raises(PermissionError, match="Access Denied"):
         run(with_io(job, resilient()))
 
-    assert type(caught.value).__name__ == "RetriesExhaustedError"
-    assert isinstance(caught.value.__cause__, PermissionError)
     assert len(plan_in_use().calls("put_file")) == 1
+
+
+def test_alone_it_raises_the_last_failure_of_a_series_as_the_cause(
+    faulty: Callable[..., Job],
+) -> None:
+    """A failure of a kind that nobody knows is tried twice."""
+    job = faulty(Rule(operations=("put_file",), error="odd"), options=None)
+
+    with pytest.raises(RetriesExhaustedError) as caught:
+        run(with_io(job, resilient()))
+
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert len(plan_in_use().calls("put_file")) == 2
+
+
+def test_alone_a_missing_checkpoint_is_a_missing_file(tmp_path: Path, spool: Path) -> None:
+    """As Lightning's own says it."""
+    assert spool.exists()
+
+    with pytest.raises(FileNotFoundError):
+        resilient().load_checkpoint(tmp_path / "a.ckpt")
 
 
 def test_switched_off_it_is_lightnings_own(
@@ -347,16 +367,15 @@ def test_a_write_in_the_background_is_verified(faulty: Callable[..., Job]) -> No
 def test_a_failure_in_the_background_comes_as_lightning_makes_it_come(
     faulty: Callable[..., Job],
 ) -> None:
-    """At the next save or at the end, once, with the storage's own error as the cause."""
+    """At the next save or at the end, as what the storage has raised."""
     job = faulty(Rule(operations=("put_file",), error="denied"), steps=2)
     handlers = lightning_job.handlers()
 
-    with pytest.raises(Exception, match="AccessDenied") as caught:
+    with pytest.raises(PermissionError, match="Access Denied"):
         run(with_io(job, AsyncCheckpointIO()))
 
     # A teardown that raises leaves Lightning's own handlers behind, also without us.
     lightning_job.restore(handlers)
-    assert type(caught.value).__name__ == "RetriesExhaustedError"
     assert len(plan_in_use().calls("put_file")) == 1
 
 

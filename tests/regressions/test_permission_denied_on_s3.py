@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 s3fs = pytest.importorskip("s3fs")
 
 
-def direct(_operation: str, _path: str, work: Callable[[Any], Any], /) -> Any:
+def direct(_fs: Any, _operation: str, _path: str, work: Callable[[Any], Any], /) -> Any:
     """One attempt."""
 
     class Token:

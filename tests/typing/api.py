@@ -12,7 +12,10 @@ from typing_extensions import assert_type
 
 import lightning_resilience
 from lightning_resilience import (
+    AdmissionConfig,
     BreakerConfig,
+    BudgetConfig,
+    BudgetExhaustedError,
     CallTimeoutError,
     CheckpointError,
     CircuitOpenError,
@@ -40,6 +43,10 @@ assert_type(policy.max_attempts, int)
 assert_type(policy.max_delay_s, float)
 breaker = BreakerConfig(trip_failures=3, window_s=600, open_for_s=10, max_open_for_s=60)
 assert_type(breaker.trip_failures, int)
+budget = BudgetConfig(retry_ratio=0.1, retry_floor=20, budget_window_s=60)
+assert_type(budget.retry_floor, int)
+admission = AdmissionConfig(slot_lease_s=30, beat_every_s=5)
+assert_type(admission.slot_lease_s, float)
 RetryPolicy(5)  # type: ignore[call-arg]  # options have names
 RetryPolicy(max_attempts="five")  # type: ignore[arg-type]
 RetryPolicy(max_retries=4)  # type: ignore[call-arg]
@@ -62,6 +69,8 @@ def narrow(error: ResilienceError) -> None:
         assert_type(error.retry_after_s, float | None)
     elif isinstance(error, RetriesExhaustedError):
         assert_type(error.attempts, int)
+    elif isinstance(error, BudgetExhaustedError):
+        assert_type(error.quota, int)
     elif isinstance(error, CorruptRecordError):
         assert_type(error.key, str)
 

@@ -11,6 +11,7 @@ import pytest
 
 from lightning_resilience import errors
 from lightning_resilience.errors import (
+    BudgetExhaustedError,
     CallTimeoutError,
     CheckpointError,
     CircuitOpenError,
@@ -30,6 +31,7 @@ EXAMPLES: list[ResilienceError] = [
     ResilienceError("text"),
     ConfigError("text"),
     CircuitOpenError("text", dependency="s3://b:write", retry_after_s=7.5, epoch=4, reason="why"),
+    BudgetExhaustedError("text", dependency="s3://b:write", used=20, quota=20, window_s=60.0),
     RetriesExhaustedError(
         "text", attempts=5, reason="max_attempts=5", failure="transient", last_error="reset"
     ),

@@ -17,10 +17,12 @@ import torch
 
 from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.lightning.breakers import Breakers
-from lightning_resilience.adapters.lightning.work import Asked, carry_out
+from lightning_resilience.adapters.lightning.work import Operation, carry_out
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished
 from lightning_resilience.core.outcome import operation_class
+from lightning_resilience.core.retry import failure_to_raise
+from lightning_resilience.errors import RetriesExhaustedError
 from lightning_resilience.protocols.guard import Guarded, GuardedCall
 
 
@@ -82,16 +84,16 @@ class Alone:
 
     def call(self, op: str, work: Work, *, kind: str, collective: bool = False) -> GuardedCall:
         """Describe the attempts of ``work`` to a guard."""
-        storage, retry = work.storage, self._policy.retry
+        retry = self._policy.retry
         return GuardedCall(
             work=work.attempt,
             operation=op,
             target=redacted(work.url),
             policy=retry,
-            patience=self.breakers.patience(work.url, kind, storage),
+            patience=self.breakers.patience(work.url, kind, work.storage),
             timeout_s=None if work.marks_progress else retry.deadline_s,
-            rebuild=partial(storage.rebuild, work.url),
-            drop_caches=partial(storage.drop_caches, work.url),
+            rebuild=work.rebuild,
+            drop_caches=work.drop_caches,
             collective=collective,
         )
 
@@ -99,20 +101,27 @@ class Alone:
         """Do ``work`` under the breaker and the retry policy.
 
         Raises:
-            RetriesExhaustedError: The policy ended; the last failure is the cause.
+            RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: The storage was ill for longer than ``deadline_s``.
             JointUnavailableError: The shared store did not answer for too long.
+            BaseException: The storage's own, where repeating is no option: a missing file, a
+                denial, a full disk.
         """
         try:
             circuit = self.breakers.circuit(work.url, kind)
             done: Guarded = self.breakers.run(
                 op, carry_out(circuit, self.call(op, work, kind=kind), work)
             )
+        except RetriesExhaustedError as error:
+            failure = failure_to_raise(error)
+        else:
+            return done
         finally:
             work.close()
             # A background thread may be gone before anybody could let its helper go.
             self.driver.close()
-        return done
+        # Outside the handler, which would make its own error this one's context.
+        raise failure
 
     def save(self, work: Work) -> None:
         """Save a checkpoint; it raises what ``run`` raises."""
@@ -133,14 +142,13 @@ class Alone:
 
     def guarded_filesystem(self, url: str) -> AbstractFileSystem:
         """Return a filesystem whose every operation is guarded."""
-        fs = self.storage.place(url).fs
-        return guarded(fs, run=partial(self._run_operation, fs))
+        return guarded(self.storage.place(url).fs, run=self._run_operation)
 
-    def _run_operation(  # noqa: PLR0917 - a partial of ours, called as a Runner
+    def _run_operation(  # noqa: PLR0917 - called as a Runner
         self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /
     ) -> T:
         url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))
-        asked = Asked(self.storage, url, work)
+        asked = Operation(self.storage, url, work, fs=fs)
         value: T = self.run(operation, asked, kind=operation_class(operation)).value
         return value
 

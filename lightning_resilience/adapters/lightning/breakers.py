@@ -11,10 +11,9 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_resilience.adapters.storage import dependency_of
+from lightning_resilience.adapters.storage import dependency_of, parent_of
 from lightning_resilience.core.joint import unavailable_error
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
 from lightning_resilience.errors import InvalidTransitionError, StoreError
@@ -74,14 +73,6 @@ class Policy:
     classify: Callable[..., Outcome]
 
 
-def _parent(url: str) -> str:
-    if url.endswith("/"):
-        # A folder itself. What is above it may be no place at all: a bucket has no parent.
-        return url[:-1]
-    scheme, separator, rest = url.rpartition("://")
-    return f"{scheme}{separator}{PurePosixPath(rest).parent}"
-
-
 class Breakers:
     """The breakers that this rank has used.
 
@@ -135,7 +126,7 @@ class Breakers:
 
     def patience(self, url: str, kind: str, storage: Storage) -> Patience:
         """Return how to wait for the storage of ``url``, and how to find out that it is well."""
-        directory = _parent(url)
+        directory = parent_of(url)
         chunk = chunk_s(joint_timeout_s=self._member.timeout_s)
         return Patience(
             probe=self._probe(storage, directory, kind),

@@ -23,6 +23,7 @@ import torch
 
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.object_store import find_info
+from lightning_resilience.adapters.private_filesystem import plain_url
 from lightning_resilience.adapters.staging import discard, staging_name
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.adapters.trees import PIECE_BYTES, fetch
@@ -128,7 +129,7 @@ class TorchLoad(Work):
             OSError: What the filesystem or the storage raised.
         """
         token.raise_if_cancelled()
-        if self.url.startswith("http"):
+        if plain_url(self.url).startswith("http"):
             return self._load_a_copy(token)
         place = self.storage.place(self.url)
         if find_info(place.fs, place.path) is None:

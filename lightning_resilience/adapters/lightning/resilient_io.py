@@ -67,7 +67,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
 
     A checkpoint is believed only once storage reports its size. A call waits while storage is ill,
     at most ``deadline_s``, and then raises ``RetriesExhaustedError`` or ``CircuitOpenError``, with
-    the last failure as the cause.
+    the last failure as the cause. What repeating cannot help is raised as it is.
 
     By itself it is not joint: where the job has several ranks it warns, because the others wait in
     a collective meanwhile. Add a ``ResilienceCallback`` for that; it adopts this object and its
@@ -162,8 +162,9 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
                 one.
 
         Raises:
-            RetriesExhaustedError: The policy ended; the last failure is the cause.
+            RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            BaseException: The storage's own, where repeating is no option: a denial, a full disk.
         """
         url, alone = os.fspath(path), self._guard()
         if alone is None:
@@ -194,8 +195,9 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
                 installed.
 
         Raises:
-            RetriesExhaustedError: The policy ended; the last failure is the cause.
+            RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            BaseException: The storage's own, where repeating is no option: a missing file, a denial.
         """
         url, alone = os.fspath(path), self._guard()
         said = {"map_location": map_location, "weights_only": weights_only}
@@ -210,8 +212,9 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         """Remove a checkpoint; absent is success.
 
         Raises:
-            RetriesExhaustedError: The policy ended; the last failure is the cause.
+            RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            BaseException: The storage's own, where repeating is no option: a denial.
         """
         url, alone = os.fspath(path), self._guard()
         if alone is None:

@@ -16,12 +16,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.filesystem import renew_client
 from lightning_resilience.protocols.effects import Call, Now
 from lightning_resilience.protocols.guard import Guarded, guard
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.ports import CancelToken
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.guard import GuardedCall
 
 
-__all__ = ["Asked", "HandedOver", "Work", "carry_out", "hand_over"]
+__all__ = ["Asked", "HandedOver", "Operation", "Work", "carry_out", "hand_over"]
 
 
 class Work(ABC):
@@ -62,6 +65,14 @@ class Work(ABC):
         del token
         return value
 
+    def rebuild(self) -> None:
+        """Make a fresh client, after credentials were refused."""
+        self.storage.rebuild(self.url)
+
+    def drop_caches(self) -> None:
+        """Drop what is cached of the storage."""
+        self.storage.drop_caches(self.url)
+
     def close(self) -> None:  # noqa: B027 - most leave nothing behind
         """Remove what is left behind on this node."""
 
@@ -82,6 +93,36 @@ class Asked(Work):
     def attempt(self, token: CancelToken) -> Any:
         """Ask."""
         return self._ask(token)
+
+
+class Operation(Asked):
+    """One operation of a filesystem that has a client of its own, which ``Storage`` knows not of.
+
+    Args:
+        storage: Clients of storage.
+        url: What it is about.
+        ask: The operation.
+        fs: The filesystem.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        ask: Callable[[CancelToken], Any],
+        *,
+        fs: AbstractFileSystem,
+    ) -> None:
+        super().__init__(storage, url, ask)
+        self._fs = fs
+
+    def rebuild(self) -> None:
+        """Let that client read its credentials anew."""
+        renew_client(self._fs)
+
+    def drop_caches(self) -> None:
+        """Drop the caches of that filesystem."""
+        self._fs.invalidate_cache()
 
 
 class HandedOver(Work):

@@ -97,6 +97,28 @@ def test_a_failure_while_writing_leaves_no_file(tmp_path: Path, error: BaseExcep
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_write_that_failed_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who goes on writing, or hides the failure, gets it again, and no file is published."""
+    inner = os.write
+    calls: list[int] = []
+
+    def write_once(fd: int, data: bytes) -> int:
+        if fd != file._fd:
+            return inner(fd, data)
+        calls.append(fd)
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    file = StagedWriter(str(tmp_path / "staged"))
+    monkeypatch.setattr(os, "write", write_once)
+    for call in (lambda: file.write(b"1"), lambda: file.write(b"2"), file.finish):
+        with pytest.raises(OSError, match="Stale file handle"):
+            call()
+    file.abandon()
+
+    assert len(calls) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_cancelled_writer_stops_and_leaves_no_file(tmp_path: Path) -> None:
     """Once its caller has given up, the next piece is not written."""
 

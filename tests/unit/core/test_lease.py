@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from lightning_resilience.core import lease
 from lightning_resilience.core.breaker import BreakerConfig
-from lightning_resilience.core.lease import Sighting
+from lightning_resilience.core.lease import Sighting, Silence
 
 
 VERSION = ("store", 7)
@@ -175,3 +175,57 @@ def test_a_valid_config_leaves_time_for_the_claim(probe_timeout_s: float, spare_
 def test_clocks_are_assumed_to_run_within_one_and_a_half() -> None:
     """The stated assumption about clock rates is the one that the margins are made for."""
     assert lease.CLOCK_RATE_FACTOR == 1.5
+
+
+def listened(*looks: tuple[float, float, str], longest_gap_s: float = 2.0) -> Silence:
+    """What is known after looks of (sent, answered, version)."""
+    silence: Silence | None = None
+    for sent_at_s, seen_at_s, version in looks:
+        silence = lease.listen(
+            silence,
+            (version,),
+            sent_at_s=sent_at_s,
+            seen_at_s=seen_at_s,
+            longest_gap_s=longest_gap_s,
+        )
+    assert silence is not None
+    return silence
+
+
+def test_silence_is_the_time_between_looks() -> None:
+    """Three looks a second apart at the same version are two seconds of silence."""
+    assert listened((0.0, 0.0, "a"), (1.0, 1.0, "a"), (2.0, 2.0, "a")).watched_s == 2.0
+
+
+def test_any_change_ends_a_silence() -> None:
+    """Whoever has changed something in between starts from nothing."""
+    assert listened((0.0, 0.0, "a"), (2.0, 2.0, "a"), (3.0, 3.0, "b")).watched_s == 0.0
+
+
+def test_an_answer_that_is_late_is_not_the_others_silence() -> None:
+    """A store that answers after ten seconds adds nothing: the answer may be ten seconds old."""
+    assert listened((0.0, 0.0, "a"), (1.0, 11.0, "a"), (12.0, 12.0, "a")).watched_s == 2.0
+
+
+def test_a_stop_of_the_observer_counts_as_one_look_away() -> None:
+    """An observer that was frozen for a minute has watched for as long as it meant to look away."""
+    assert listened((0.0, 0.0, "a"), (60.0, 60.0, "a")).watched_s == 2.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50)), min_size=2, max_size=20),
+    st.floats(0.1, 10.0),
+)
+def test_nobody_watches_longer_than_has_passed(
+    looks: list[tuple[float, float]], longest_gap_s: float
+) -> None:
+    """Whatever the delays, the silence is no longer than the time from first to last look."""
+    times, now_s = [], 0.0
+    for away_s, answer_s in looks:
+        times.append((now_s + away_s, now_s + away_s + answer_s, "a"))
+        now_s += away_s + answer_s
+
+    silence = listened(*times, longest_gap_s=longest_gap_s)
+
+    assert silence.watched_s <= times[-1][1] - times[0][1] + 1e-9
+    assert silence.watched_s <= longest_gap_s * (len(looks) - 1) + 1e-9

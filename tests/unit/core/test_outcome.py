@@ -236,7 +236,10 @@ LIBRARY_ERRORS = [
     (RuntimeError("x"), F.UNKNOWN),
     (EOFError(), F.UNKNOWN),
     (pickle.UnpicklingError("x"), F.UNKNOWN),
-    (OSError("Forbidden: https://host"), F.UNKNOWN),
+    (OSError("Forbidden: https://host"), F.PERMANENT),
+    (OSError("Forbidden fruit"), F.UNKNOWN),
+    (OSError(errno.EIO, "Forbidden: https://host"), F.TRANSIENT),
+    (OSError(), F.UNKNOWN),
     (Exception("x"), F.UNKNOWN),
     (foreign("PanicException", BaseException), F.PERMANENT),
     (KeyboardInterrupt(), F.CANCELLED),
@@ -277,10 +280,19 @@ def test_real_aiohttp_errors_are_transient() -> None:
     assert classify(aiohttp.InvalidURL("x")).failure is F.PERMANENT
 
 
-GCSFS = [(401, F.AUTH), (429, F.THROTTLE), (500, F.TRANSIENT), (502, F.TRANSIENT)]
+GCSFS = [
+    (401, F.AUTH),
+    (403, F.PERMANENT),
+    (408, F.TRANSIENT),
+    (412, F.PERMANENT),
+    (429, F.THROTTLE),
+    (500, F.TRANSIENT),
+    (502, F.TRANSIENT),
+    (503, F.THROTTLE),
+]
 
 
-@pytest.mark.parametrize(("status", "expected"), [*GCSFS, (503, F.THROTTLE), (412, F.PERMANENT)])
+@pytest.mark.parametrize(("status", "expected"), GCSFS)
 def test_what_gcsfs_makes_of_a_status_is_judged_like_the_status(
     status: int, expected: FailureClass
 ) -> None:
@@ -312,6 +324,48 @@ OUR_ERRORS = [
 def test_our_own_errors_have_a_class(error: BaseException, expected: FailureClass) -> None:
     """Errors of this package are judged too, since guards are nested."""
     assert classify(error).failure is expected
+
+
+# One row of the documented table after the other: what the storage libraries make of each example.
+DOCUMENTED = [
+    (ConnectionResetError(), F.TRANSIENT),
+    (TimeoutError(), F.TRANSIENT),
+    (OSError(errno.ESTALE, "x"), F.TRANSIENT),
+    (s3fs.errors.translate_boto_error(client_error("NoSuchUpload", 404)), F.TRANSIENT),
+    (socket.gaierror(socket.EAI_AGAIN, "not yet"), F.TRANSIENT),
+    (s3fs.errors.translate_boto_error(client_error("SlowDown", 503)), F.THROTTLE),
+    (foreign("HttpError", code=429), F.THROTTLE),
+    (client_error("503", 503, retry_after="3"), F.THROTTLE),
+    (s3fs.errors.translate_boto_error(client_error("ExpiredToken", 400)), F.AUTH),
+    (foreign("HttpError", code=401), F.AUTH),
+    (raised_from(foreign("HttpError", code=401), foreign("RefreshError")), F.AUTH),
+    (OSError(errno.ENOSPC, "x"), F.CAPACITY),
+    (OSError(errno.EDQUOT, "x"), F.CAPACITY),
+    (s3fs.utils.FileExpired("name", "tag"), F.STALE),
+    (s3fs.errors.translate_boto_error(client_error("AccessDenied", 403)), F.PERMANENT),
+    (s3fs.errors.translate_boto_error(client_error("NoSuchBucket", 404)), F.PERMANENT),
+    (s3fs.errors.translate_boto_error(client_error("NoSuchKey", 404)), F.PERMANENT),
+    (raised_from(foreign("NonRetryableError"), foreign("RefreshError")), F.PERMANENT),
+    (errors.ConfigError("x"), F.PERMANENT),
+    (Exception("x"), F.UNKNOWN),
+    (KeyboardInterrupt(), F.CANCELLED),
+    (SystemExit(), F.CANCELLED),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    DOCUMENTED,
+    ids=[f"{n}-{type(error).__name__}" for n, (error, _) in enumerate(DOCUMENTED)],
+)
+def test_the_documented_examples_are_what_the_table_says(
+    error: BaseException, expected: FailureClass
+) -> None:
+    """Reading or writing, each example has its row's class, and counts as its row says."""
+    for reading in (False, True):
+        outcome = classify(error, reading=reading)
+        assert outcome.failure is expected
+        assert outcome.counts is (expected in {F.TRANSIENT, F.THROTTLE, F.UNKNOWN})
 
 
 def test_a_missing_file_is_permanent_only_while_reading() -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 from lightning_resilience.core import retry
 from lightning_resilience.core.outcome import FailureClass, Outcome
 from lightning_resilience.core.retry import RetryAction, RetryDecision, RetryPolicy, RetryState
+from lightning_resilience.errors import RetriesExhaustedError
 
 
 POLICY = RetryPolicy()
@@ -303,6 +304,69 @@ def test_the_state_that_was_given_is_untouched() -> None:
 
     assert before == RetryState(started_at_s=START_S, attempts=1, counted=1)
     assert after == RetryState(started_at_s=START_S, attempts=2, counted=2)
+
+
+def given_up(failure: str, cause: BaseException | None) -> RetriesExhaustedError:
+    """How a guard gives up."""
+    error = RetriesExhaustedError("given up", failure=failure)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("failure", ["permanent", "capacity", "auth"])
+def test_an_answer_is_raised_as_itself(failure: str) -> None:
+    """A caller sees the missing file, the denial or the full disk, not that it was asked once."""
+    cause = FileNotFoundError("no such key")
+
+    assert retry.failure_to_raise(given_up(failure, cause)) is cause
+
+
+@pytest.mark.parametrize("failure", ["transient", "throttle", "unknown", "stale"])
+def test_a_series_that_was_given_up_is_raised_as_such(failure: str) -> None:
+    """The last of several failures is its cause, and not what is raised."""
+    error = given_up(failure, ConnectionResetError())
+
+    assert retry.failure_to_raise(error) is error
+
+
+def test_without_a_cause_there_is_nothing_else_to_raise() -> None:
+    """An error that has come from another process may have lost its cause."""
+    error = given_up("permanent", None)
+
+    assert retry.failure_to_raise(error) is error
+
+
+def recovery(failure: FailureClass | None, **before: Any) -> RetryDecision:
+    """Decide after a rebuild that failed."""
+    state = dataclasses.replace(RetryState(started_at_s=START_S, rebuilt=True), **before)
+    return retry.decide_recovery(POLICY, state, Outcome(failure=failure), now_s=START_S, draw=0.5)
+
+
+PASSING = {FailureClass.TRANSIENT: 1.0, FailureClass.THROTTLE: 4.0}
+
+
+@pytest.mark.parametrize("failure", [*FailureClass, None])
+def test_a_recovery_is_repeated_only_where_its_failure_passes(
+    failure: FailureClass | None,
+) -> None:
+    """No route and too many requests pass; a refusal, a bug or what nobody knows does not."""
+    decision = recovery(failure, attempts=1, counted=1)
+
+    repeated = failure in PASSING
+    assert decision.action is (RetryAction.RETRY if repeated else RetryAction.GIVE_UP)
+    assert decision.delay_s == PASSING.get(failure or FailureClass.UNKNOWN, 0.0)
+    assert (decision.state.attempts, decision.state.counted) == (2, 2)
+    if not repeated:
+        assert (failure or FailureClass.UNKNOWN).value in decision.reason
+
+
+@pytest.mark.parametrize("failure", PASSING)
+def test_recoveries_count_like_attempts_at_a_healthy_dependency(failure: FailureClass) -> None:
+    """An open circuit of the storage excuses no issuer of tokens."""
+    decision = recovery(failure, attempts=4, counted=4)
+
+    assert decision.action is RetryAction.GIVE_UP
+    assert "max_attempts=5" in decision.reason
 
 
 policies = st.builds(

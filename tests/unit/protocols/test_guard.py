@@ -41,6 +41,8 @@ from tests.scripted_driver import Fault, Interrupt, Task, World
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning_resilience.protocols.effects import Effect
 
 
@@ -450,16 +452,131 @@ def test_work_that_raises_stop_iteration_is_a_failure_like_others() -> None:
     assert exhausted(task).failure == "unknown"
 
 
-def test_a_rebuild_that_fails_is_not_hidden() -> None:
-    """What the rebuild raises comes out; the call is not made with the old client."""
+def raising(*errors: BaseException) -> tuple[list[int], Callable[[], None]]:
+    """A recovery that raises ``errors`` one after the other and then succeeds, and its tries."""
+    tries: list[int] = []
+    left = list(errors)
 
-    def rebuild() -> None:
-        raise RuntimeError("no credentials helper")
+    def recover() -> None:
+        tries.append(1)
+        if left:
+            raise left.pop(0)
+
+    return tries, recover
+
+
+REFRESH_ERROR = type("RefreshError", (Exception,), {})("no refresh token")
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (REFRESH_ERROR, "permanent"),
+        (OSError(errno.ENOSPC, "No space left on device"), "capacity"),
+        (RefusedError("ExpiredToken"), "auth"),
+        (RuntimeError("no credentials helper"), "auth"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_a_rebuild_that_fails_for_good_ends_the_call(error: Exception, failure: str) -> None:
+    """One try; the refusal is the cause, both errors are named, the more severe class counts."""
+    tries, rebuild = raising(*[error] * 9)
+    refused = RefusedError("ExpiredToken")
+
+    task, dependency = attempt(refused, rebuild=rebuild)
+
+    assert (len(tries), len(dependency.calls)) == (1, 1)
+    ended = exhausted(task)
+    assert ended.__cause__ is refused
+    assert (ended.failure, ended.attempts) == (failure, 1)
+    assert "rebuild of the client failed" in str(ended)
+    assert type(error).__name__ in str(ended)
+    assert type(error).__name__ in ended.last_error
+    assert "RefusedError" in ended.last_error
+    assert task.emitted(RetryScheduled) == []
+
+
+def test_a_rebuild_without_a_route_is_tried_again() -> None:
+    """What passes is waited for, and said; then the call is repeated with the fresh client."""
+    tries, rebuild = raising(ConnectionResetError("1"), ConnectionResetError("2"))
 
     task, dependency = attempt(RefusedError("ExpiredToken"), rebuild=rebuild)
 
-    assert isinstance(task.error, RuntimeError)
-    assert len(dependency.calls) == 1
+    assert (len(tries), len(dependency.calls)) == (3, 2)
+    assert task.result.attempts == 2
+    told = [(event.operation, event.attempt) for event in task.emitted(AttemptFailed)]
+    rebuilds = "rebuild of the client for save"
+    assert told == [("save", 1), (rebuilds, 1), (rebuilds, 2)]
+    assert [event.attempt for event in task.emitted(RetryScheduled)] == [2, 3]
+
+
+def test_a_rebuild_that_never_finds_a_route_is_bounded() -> None:
+    """All tries of one rebuild, the refused attempt included, are max_attempts."""
+    tries, rebuild = raising(*[ConnectionResetError("no route")] * 99)
+
+    task, dependency = attempt(RefusedError("ExpiredToken"), rebuild=rebuild)
+
+    assert (len(tries), len(dependency.calls)) == (POLICY.max_attempts - 1, 1)
+    assert exhausted(task).failure == "auth"
+    assert "max_attempts=5" in str(exhausted(task))
+    assert "no route" in str(exhausted(task))
+
+
+def test_a_rebuild_past_the_deadline_is_not_tried_again() -> None:
+    """The deadline of the operation bounds its rebuilds as well."""
+    policy = RetryPolicy(deadline_s=0.5, base_delay_s=30.0, max_delay_s=30.0)
+    tries, rebuild = raising(*[ConnectionResetError("no route")] * 99)
+
+    task, _ = attempt(RefusedError("ExpiredToken"), rebuild=rebuild, policy=policy)
+
+    assert len(tries) < POLICY.max_attempts - 1
+    assert "deadline_s=0.5" in str(exhausted(task))
+
+
+def test_a_rebuild_is_abandoned_like_an_attempt() -> None:
+    """Both recoveries have stall_timeout_s, and not the timeout of work that marks no progress."""
+    world = World()
+    stale = type("FileExpired", (OSError,), {})
+
+    task, _ = attempt(
+        RefusedError("ExpiredToken"), stale("changed"), world=world, timeout_s=FOREVER_S
+    )
+
+    calls = [effect for effect in task.performed if isinstance(effect, fx.Call)]
+    stall_s = POLICY.stall_timeout_s
+    assert [call.timeout_s for call in calls] == [FOREVER_S, stall_s, FOREVER_S, stall_s, FOREVER_S]
+
+
+def test_a_rebuild_runs_where_the_attempts_run() -> None:
+    """A call that has no thread of its own has none for its recoveries either."""
+    task, _ = attempt(RefusedError("ExpiredToken"), has_thread=False)
+
+    calls = [effect for effect in task.performed if isinstance(effect, fx.Call)]
+    assert [call.timeout_s for call in calls] == [None, None, None]
+
+
+def test_caches_that_cannot_be_dropped_end_the_call() -> None:
+    """The stale answer is the cause, and the error of the drop is named."""
+    stale = type("FileExpired", (OSError,), {})("changed")
+    tries, drop = raising(*[TypeError("a bug")] * 9)
+
+    task, dependency = attempt(stale, drop_caches=drop)
+
+    assert (len(tries), len(dependency.calls)) == (1, 1)
+    assert exhausted(task).__cause__ is stale
+    assert "drop of the caches failed" in str(exhausted(task))
+    assert "TypeError: a bug" in str(exhausted(task))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_an_interruption_of_a_rebuild_passes(error: BaseException) -> None:
+    """Ctrl-C while the client is rebuilt comes out as it is."""
+    tries, rebuild = raising(error)
+
+    task, dependency = attempt(RefusedError("ExpiredToken"), rebuild=rebuild)
+
+    assert task.error is error
+    assert (len(tries), len(dependency.calls)) == (1, 1)
 
 
 @pytest.mark.parametrize("judgement", ["permanent", "transient"])

@@ -34,6 +34,7 @@ from tests.scripted_driver import (
     Fault,
     Interrupt,
     Lost,
+    Pause,
     Task,
     World,
 )
@@ -398,6 +399,33 @@ def test_a_slow_worker_that_beats_is_never_lost() -> None:
     tasks = job(world, dependency, run=parts)
     world.run(limit_s=600)
 
+    assert one_verdict(tasks).detail == "long"
+
+
+@pytest.mark.parametrize("look", range(1, 13))
+def test_an_observer_that_was_stopped_takes_nobody_for_lost(look: int) -> None:
+    """A rank that freezes between a look and its conclusion has not watched the other's silence."""
+    world = World()
+    dependency = Dependency(world, lasts_s=20 * TIMEOUT_S)
+    looks = 0
+
+    def freeze(task: Task, _index: int, effect: Effect) -> Pause | None:
+        nonlocal looks
+        if task.name == 0 or not isinstance(effect, fx.MultiGet):
+            return None
+        looks += 1
+        return Pause(3 * TIMEOUT_S) if looks == look else None
+
+    def parts() -> Protocol[str]:
+        yield fx.Call(dependency.call, timeout_s=30 * TIMEOUT_S)
+        return "long"
+
+    # A beat between every other look, so that some looks show what the one before has shown.
+    tasks = job(world, dependency, run=parts, members={"beat_s": 0.9 * TIMEOUT_S})
+    world.fault = freeze
+    world.run(limit_s=30 * TIMEOUT_S)
+
+    assert looks >= look
     assert one_verdict(tasks).detail == "long"
 
 

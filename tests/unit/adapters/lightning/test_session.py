@@ -11,7 +11,8 @@ import pytest
 from lightning.pytorch import Callback
 
 from lightning_resilience import BreakerConfig, RetryPolicy
-from lightning_resilience.adapters.lightning.breakers import Breakers, Policy, _parent
+from lightning_resilience.adapters.lightning.breakers import Breakers, Policy
+from lightning_resilience.adapters.storage import parent_of
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import Keys
 from lightning_resilience.protocols.joint import Member
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
         ("s3://bucket/c.ckpt", "s3://bucket"),
         ("s3://bucket/a/", "s3://bucket/a"),
         ("s3://bucket/", "s3://bucket"),
+        ("s3://bucket", "s3://bucket"),
         ("memory://a/c.ckpt", "memory://a"),
         ("file:///a/c.ckpt", "file:///a"),
     ],
 )
 def test_a_probe_works_where_the_checkpoint_is(url: str, directory: str) -> None:
     """It is the folder of the file, or the folder itself, never a name that does not exist."""
-    assert _parent(url) == directory
+    assert parent_of(url) == directory
 
 
 def test_every_host_reads_and_one_writes(tmp_path: Path) -> None:
@@ -76,6 +78,41 @@ def test_a_listing_is_probed_in_the_listed_folder(faulty: Callable[..., Job]) ->
     assert names(job) == job.expected
     probed = next(call["path"] for call in plan_in_use().calls("info"))
     assert probed == job.folder.removeprefix("faulty://")
+
+
+class AsksForWhatIsNotThere(Callback):
+    """A user's own question to the filesystem of the checkpoints, outside any joint operation."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def on_train_end(self, trainer: Any, *_args: Any) -> None:
+        """Ask."""
+        books = find(trainer, "ModelCheckpoint")
+        try:
+            books._fs.info(f"{books.dirpath}/missing")
+        except OSError as error:
+            self.error = error
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("error", "kind"), [("denied", PermissionError), ("", FileNotFoundError)], ids=["denied", "-"]
+)
+def test_what_storage_answers_is_raised_as_it_is(
+    error: str, kind: type[Exception], faulty: Callable[..., Job]
+) -> None:
+    """Code around the filesystem catches these by their types; nothing is wrapped around them."""
+    job = faulty(Rule(operations=("info",), name="/missing", error=error))
+    asks = AsksForWhatIsNotThere()
+    trainer = make_trainer(job)
+    trainer.callbacks.insert(0, asks)
+
+    trainer.fit(make_model(), make_data())
+
+    assert type(asks.error) is kind
+    assert asks.error.__context__ is None
+    assert len(plan_in_use().calls("info", name="/missing")) == 1
 
 
 class SavesWithAToken(Callback):

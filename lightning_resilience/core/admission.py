@@ -1,0 +1,334 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How many may call at once: slots that are leases, and hints for when to come back.
+
+A dependency has ``max_concurrent`` slots, each a cell in the shared store. Whoever wants in changes
+a free cell into its own by compare-and-set, and back when it is done. So the number of calls in
+flight is bounded by the number of cells, whatever answers are lost; a counter that is added to and
+taken from loses permits with each answer that does.
+
+::
+
+             claim: from exactly the free bytes, or from bytes that have not changed for a lease
+     free ────────────────────────────────────────────────────────────────▶ held by a nonce
+       ▲                                                                         │  ▲
+       │                                                                         └──┘ beat: a new
+       └──────────── release: from exactly my own bytes ◀───────────────────────      writer nonce
+
+* **A slot is a lease.** Its holder beats while its call runs; one that was seen unchanged for
+  ``slot_lease_s`` is *forgiven*: somebody else takes the slot. A holder that was only stopped finds
+  other bytes when it comes back, and changes nothing.
+* **The limit says which slots are usable**: those below it. Lowering it (the ramp, a trip) takes no
+  slot away from anybody, it only lets nobody else in.
+* **Tickets are hints.** A ticket says when to come, never who may: the distance to one's turn is
+  the own ticket minus the highest that was let in. A free slot is taken by whoever finds it; a
+  ticket whose owner gave up or died is passed over when a later one enters, and costs nothing.
+* **The slots show an outage.** A freed cell also says how its call ended. Where the latest call in
+  every slot has failed, a host votes after one failure of its own, so that the requests that it
+  takes to open the circuit do not grow with the number of ranks.
+* **The pace is measured.** A freed cell says how long its call took. Waiters take the median of all
+  cells for the time between two looks, and look less often the longer they have looked in vain.
+
+Collective operations (every rank at the same time) always pass here, also while the circuit is
+closed: of N ranks in lock-step, N would otherwise be in flight before any of them could fail. A
+single caller passes here only while the circuit recovers.
+
+Sources: the same bound is a semaphore's; slots instead of a count, and the lease on each, because
+holders die (J. Gray, D. Cheriton, "Leases", SOSP 1989).
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lightning_resilience.core.breaker_record import BreakerState
+from lightning_resilience.core.lease import CLOCK_RATE_FACTOR, is_expired
+from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.records import SlotRecord
+from lightning_resilience.core.validation import check_less, check_seconds, option
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.outcome import Outcome
+    from lightning_resilience.core.records import BreakerRecord
+
+
+__all__ = [
+    "AdmissionConfig",
+    "Slot",
+    "all_have_failed",
+    "choose",
+    "count_look",
+    "distance",
+    "may_try",
+    "needs_slot",
+    "next_look_s",
+    "pace_s",
+    "released",
+    "renewed",
+    "spreads",
+    "taken",
+    "waits_for_slot",
+]
+
+# A beat may be sent late and answered late: two of them must fit into the lease, on any clock.
+_BEATS_PER_LEASE: Final = 2
+# Whoever waits re-reads this often per lease, so that a dead holder is found within 1.5 of them.
+_LOOKS_PER_LEASE: Final = 4
+
+# Before any call has been timed: a small object's round trip. Only spreads the first looks.
+_FIRST_PACE_S: Final = 0.05
+_LOOKS_PER_CALL: Final = 2
+_GROWTH: Final = 1.3
+_MOST_GROWTH: Final = 4.0
+_MOST_GUESSED_GROWTH: Final = 100.0
+
+_OK: Final = "ok"
+_FAILED: Final = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """How long a slot is kept for a holder that says nothing.
+
+    The number of slots is ``max_concurrent`` of the breaker's configuration, where the ramp ends.
+
+    Args:
+        slot_lease_s: Silence after which a slot's holder is taken for dead, in seconds, > 0.
+        beat_every_s: How often a holder shows that it lives, in seconds, > 0.
+
+    Raises:
+        ConfigError: An option is out of range or contradicts the other.
+    """
+
+    slot_lease_s: float = option(30.0, why="beats renew long calls")
+    beat_every_s: float = option(5.0, why="1.5 · 2 · `beat_every_s` < `slot_lease_s`")
+
+    def __post_init__(self) -> None:
+        check_seconds("slot_lease_s", self.slot_lease_s)
+        check_seconds("beat_every_s", self.beat_every_s)
+        factor = CLOCK_RATE_FACTOR * _BEATS_PER_LEASE
+        check_less(
+            (f"{factor:g} · beat_every_s", factor * self.beat_every_s),
+            ("slot_lease_s", self.slot_lease_s),
+            why="a holder whose beat is late once would be taken for dead",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One slot as it was read.
+
+    Args:
+        index: Its number, from 0.
+        raw: The cell's exact bytes; empty where nobody has used it.
+        record: What they say, or None.
+    """
+
+    index: int
+    raw: bytes
+    record: SlotRecord | None
+
+    @property
+    def is_free(self) -> bool:
+        """True where nobody holds it."""
+        return self.record is None or not self.record.holder
+
+    @property
+    def turn(self) -> int:
+        """Highest ticket that it has let in."""
+        return 0 if self.record is None else self.record.turn
+
+
+def needs_slot(record: BreakerRecord, *, collective: bool) -> bool:
+    """Tell whether a call has to pass admission.
+
+    Args:
+        record: The breaker's record, which lets calls through.
+        collective: Whether every rank makes this call at the same time.
+    """
+    return collective or record.state != BreakerState.CLOSED.value
+
+
+def waits_for_slot(record: BreakerRecord, *, when_open: str) -> bool:
+    """Tell whether a call waits where all slots are taken.
+
+    While the circuit is closed a slot is a place in a queue, and also a caller that does not wait
+    for an ill dependency waits there.
+    """
+    return when_open == "wait" or record.state == BreakerState.CLOSED.value
+
+
+def spreads(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:
+    """Tell whether a caller that has waited for the circuit comes back over a spread of time.
+
+    Those who need a slot come by their distance instead.
+    """
+    return when_open == "wait" and not needs_slot(record, collective=collective)
+
+
+def choose(
+    slots: Sequence[Slot],
+    *,
+    limit: int,
+    sightings: Mapping[int, Sighting],
+    lease_s: float,
+    now_s: float,
+    draw: float,
+) -> Slot | None:
+    """Choose a slot to claim: a free one, else one whose holder was silent for too long.
+
+    Args:
+        slots: All slots as they were read, in the order of their numbers.
+        limit: Slots below this number may be used.
+        sightings: Since when this waiter has seen each slot's bytes.
+        lease_s: Silence after which a holder is taken for dead, in seconds.
+        now_s: Now, on this process's clock.
+        draw: A uniform number in [0, 1): which of several, so that waiters who come together do not
+            all want the same.
+
+    Returns:
+        The slot, or None where no usable one is to be had.
+    """
+    usable = slots[:limit]
+    chosen = [slot for slot in usable if slot.is_free] or [
+        slot
+        for slot in usable
+        if slot.index in sightings
+        and is_expired(sightings[slot.index], lease_s=lease_s, now_s=now_s)
+    ]
+    return chosen[int(draw * len(chosen))] if chosen else None
+
+
+def taken(slot: Slot, *, ticket: int | None, holder: str) -> SlotRecord:
+    """Return the cell with which a waiter makes a slot its own.
+
+    Args:
+        slot: The slot as it was read.
+        ticket: The waiter's ticket, or None.
+        holder: A fresh nonce.
+    """
+    before = slot.record or SlotRecord(writer="")
+    return msgspec.structs.replace(
+        before, turn=max(before.turn, ticket or 0), holder=holder, writer=holder
+    )
+
+
+def renewed(held: SlotRecord, *, writer: str) -> SlotRecord:
+    """Return a holder's beat: the same record, by another write."""
+    return msgspec.structs.replace(held, writer=writer)
+
+
+def released(held: SlotRecord, outcome: Outcome, *, lasted_s: float, writer: str) -> SlotRecord:
+    """Return the free cell that a holder leaves behind.
+
+    Args:
+        held: The cell as it was held.
+        outcome: How the call ended. An interrupted one says nothing.
+        lasted_s: How long it took, in seconds.
+        writer: Nonce of the write.
+    """
+    last = _FAILED if outcome.counts else _OK
+    return msgspec.structs.replace(
+        held,
+        holder="",
+        took_s=lasted_s if outcome.ok else held.took_s,
+        last=held.last if outcome.failure is FailureClass.CANCELLED else last,
+        writer=writer,
+    )
+
+
+def all_have_failed(slots: Sequence[Slot], *, own: int, at_least: int) -> bool:
+    """Tell whether the latest call in every slot has failed.
+
+    It is what makes a host vote after its first failure, where every rank calls at the same time:
+    to wait until one of them has failed several times in a row would take as many requests as there
+    are ranks, and retries that the budget may deny.
+
+    Args:
+        slots: All slots as they were read.
+        own: Number of the slot of the caller, whose call has just failed.
+        at_least: Failures that are needed in all; with fewer slots, no number of them is enough.
+    """
+    others = [slot for slot in slots if slot.index != own]
+    return len(others) + 1 >= at_least and all(
+        slot.record is not None and slot.record.last == _FAILED for slot in others
+    )
+
+
+def distance(ticket: int | None, slots: Sequence[Slot]) -> int:
+    """Return how many tickets are to be let in before this one; 0 for one that was lost."""
+    if ticket is None:
+        return 0
+    return max(0, ticket - 1 - max((slot.turn for slot in slots), default=0))
+
+
+def pace_s(slots: Sequence[Slot]) -> float | None:
+    """Return how long a call takes, in seconds: the median of what the slots say, if any does."""
+    taken = [slot.record.took_s for slot in slots if slot.record is not None and slot.record.took_s]
+    return statistics.median(taken) if taken else None
+
+
+def count_look(looks: int, *, before_s: float | None, now_s: float | None) -> int:
+    """Return how many looks in vain count, after another one.
+
+    Args:
+        looks: Looks that counted so far.
+        before_s: The pace at the look before, in seconds, or None.
+        now_s: The pace now, in seconds, or None. The first that is known ends the guessing, and
+            what was looked at before says nothing any more.
+    """
+    return looks + 1 if (before_s is None) == (now_s is None) else 0
+
+
+def may_try(ahead: int, *, limit: int, has_waited: bool) -> bool:
+    """Tell whether to claim a slot that is free.
+
+    Whoever has waited takes any. Who has only just come leaves it to those whose turn it is, or all
+    who come at the same time would claim the same few slots.
+
+    Args:
+        ahead: How many tickets are to be let in before.
+        limit: How many are let in at once now.
+        has_waited: Whether this waiter has waited for its turn.
+    """
+    return has_waited or ahead < limit
+
+
+def next_look_s(
+    ahead: int,
+    *,
+    looks: int,
+    slots: int,
+    pace_s: float | None,
+    lease_s: float,
+    draw: float,
+) -> float:
+    """Return how long to wait before the next look, in seconds.
+
+    Args:
+        ahead: How many tickets are to be let in before.
+        looks: Looks in vain so far. Waits grow with them: constant ones overwhelm the store.
+        slots: How many are let in at once when all is well.
+        pace_s: How long a call takes, in seconds, or None where no call has told.
+        lease_s: Lease of a slot, in seconds.
+        draw: A uniform number in [0, 1).
+
+    Returns:
+        The time that the queue ahead takes, up to a twentieth early; and at least a jittered share
+        of the pace, which is capped at a quarter of the lease, so that whoever is next in line
+        finds a dead holder within one and a half leases.
+    """
+    pace = _FIRST_PACE_S if pace_s is None else pace_s
+    most = _MOST_GUESSED_GROWTH if pace_s is None else _MOST_GROWTH
+    # 1.3 ** 20 is above both caps already, and a large exponent would overflow.
+    growth = min(most, _GROWTH ** min(looks, 20))
+    share_s = min(pace / _LOOKS_PER_CALL * (0.5 + draw) * growth, lease_s / _LOOKS_PER_LEASE)
+    return max(ahead * pace / slots * (0.95 + 0.05 * draw), share_s)

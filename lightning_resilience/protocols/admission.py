@@ -1,0 +1,318 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Get a slot of a dependency, keep it while the call runs, and give it back.
+
+::
+
+    look: record and slots in one read ──▶ a slot is to be had: claim it ──▶ Permit
+      ▲                                        │ somebody else was faster: there is a crowd
+      │                                        ▼
+      └── wait: by the distance to one's turn the first time, then a share of the pace, growing
+
+Bounded by the deadline: every turn waits, and a turn in which a claim was lost is followed by a
+ticket and a wait. Waiting writes nothing but the ticket, so whoever gives up leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from lightning_resilience.core import admission as core, breaker, lease
+from lightning_resilience.core.admission import Slot
+from lightning_resilience.core.breaker import BreakerState
+from lightning_resilience.core.events import SlotAwaited, SlotForgiven
+from lightning_resilience.core.records import SlotRecord, decode, encode
+from lightning_resilience.core.waiting import is_time_to_speak
+from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.protocols.circuit import accept
+from lightning_resilience.protocols.effects import (
+    Add,
+    CompareAndSet,
+    Draw,
+    Emit,
+    Local,
+    MultiGet,
+    Nonce,
+    Now,
+    Renewal,
+    Sleep,
+)
+from lightning_resilience.protocols.shared_cell import write
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.breaker import BreakerView
+    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.outcome import Outcome
+    from lightning_resilience.protocols.circuit import Circuit
+    from lightning_resilience.protocols.effects import Protocol
+
+
+__all__ = ["Permit", "enter", "leave", "look"]
+
+# An answer that was lost may have been executed, and then the second try is what tells.
+_LEAVING_TRIES: Final = 3
+
+
+class Permit(Renewal):
+    """A slot that this process holds.
+
+    Args:
+        key: The slot's key.
+        record: What it holds now.
+        index: The slot's number.
+        every_s: How often to beat, in seconds.
+        entered_at_s: When it was taken, on this process's clock.
+        is_own: Whether it is in this process's own store.
+
+    Attributes:
+        is_lost: Whether somebody else was seen in it: this holder was taken for dead.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        record: SlotRecord,
+        *,
+        index: int,
+        every_s: float,
+        entered_at_s: float,
+        is_own: bool = False,
+    ) -> None:
+        self.key = key
+        self.record = record
+        self.index = index
+        self.raw = encode(record)
+        self.every_s = every_s
+        self.entered_at_s = entered_at_s
+        self.is_lost = False
+        self._is_own = is_own
+        # A beat that was not answered: it may be there.
+        self._unanswered: SlotRecord | None = None
+
+    def request(self, nonce: str) -> CompareAndSet | Local | None:
+        """Return the next beat; the last one again where its answer was lost."""
+        if self.is_lost:
+            return None
+        if self._unanswered is None:
+            self._unanswered = core.renewed(self.record, writer=nonce)
+        beat = CompareAndSet(self.key, self.raw, encode(self._unanswered))
+        return Local(beat) if self._is_own else beat
+
+    def answered(self, returned: bytes) -> None:
+        """Take note of what is in the slot now."""
+        beat, self._unanswered = self._unanswered, None
+        if beat is not None and returned == encode(beat):
+            self.record, self.raw = beat, returned
+        else:
+            self.is_lost = True
+
+    def expectations(self) -> tuple[bytes, ...]:
+        """What may be in the slot if it is still this holder's."""
+        if self._unanswered is None:
+            return (self.raw,)
+        return (self.raw, encode(self._unanswered))
+
+
+@dataclass(slots=True)
+class _Line:
+    """What one waiter remembers between its looks."""
+
+    sightings: dict[int, Sighting] = field(default_factory=dict)
+    ticket: int | None = None
+    has_ticket: bool = False
+    has_waited: bool = False
+    looks: int = 0
+    pace_s: float | None = None
+    spoken_at_s: float | None = None
+
+
+def enter(
+    circuit: Circuit, *, operation: str, voice_s: float, deadline_at_s: float
+) -> Protocol[Permit | None]:
+    """Wait for a slot.
+
+    Args:
+        circuit: What this process remembers of the breaker; it has a view.
+        operation: What waits, for the events.
+        voice_s: Longest time between two events that say what is awaited, in seconds.
+        deadline_at_s: When to give up, on this process's clock.
+
+    Returns:
+        The permit; None where the circuit does not let calls through any more, or the deadline has
+        passed: the caller looks at the breaker again.
+    """
+    line = _Line()
+    started_at_s: float = yield Now()
+    if circuit.view is not None and circuit.view.record.state == BreakerState.RECOVERING.value:
+        # Everybody comes now: first the ticket, so that not all of them try the one free slot.
+        yield from _draw_ticket(circuit, line)
+    while True:
+        view, slots = yield from _look_in_line(circuit, line)
+        if not breaker.passes(view.record):
+            return None
+        ahead = core.distance(line.ticket, slots)
+        if core.may_try(ahead, limit=view.record.limit, has_waited=line.has_waited):
+            permit = yield from _claim(circuit, view, slots, line=line)
+            if permit is not None:
+                return permit
+        now_s: float = yield Now()
+        if now_s >= deadline_at_s:
+            return None
+        yield from _speak(
+            circuit,
+            view,
+            line,
+            operation=operation,
+            elapsed_s=now_s - started_at_s,
+            voice_s=voice_s,
+        )
+        if not line.has_ticket:
+            yield from _draw_ticket(circuit, line)
+            ahead = core.distance(line.ticket, slots)
+        yield from _wait(circuit, line, ahead=ahead, deadline_at_s=deadline_at_s)
+
+
+def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+    """Read the breaker's record and all slots in one round trip.
+
+    Args:
+        circuit: What this process remembers of the breaker.
+    """
+    keys = circuit.slot_keys
+    sent_at_s: float = yield Now()
+    values: list[bytes | None] = yield MultiGet((circuit.key, *keys))
+    view = yield from accept(circuit, values[0], sent_at_s=sent_at_s)
+    slots = tuple(
+        Slot(
+            index=index,
+            raw=raw or b"",
+            record=decode(SlotRecord, raw, key=keys[index]) if raw else None,
+        )
+        for index, raw in enumerate(values[1:])
+    )
+    circuit.pace_s = core.pace_s(slots)
+    return view, slots
+
+
+def _look_in_line(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+    view, slots = yield from look(circuit)
+    now_s: float = yield Now()
+    for slot in slots:
+        line.sightings[slot.index] = lease.observe(
+            line.sightings.get(slot.index), (slot.raw.decode(),), now_s=now_s
+        )
+    return view, slots
+
+
+def _claim(
+    circuit: Circuit, view: BreakerView, slots: tuple[Slot, ...], *, line: _Line
+) -> Protocol[Permit | None]:
+    draw: float = yield Draw()
+    now_s: float = yield Now()
+    slot = core.choose(
+        slots,
+        limit=view.record.limit,
+        sightings=line.sightings,
+        lease_s=circuit.admission.slot_lease_s,
+        now_s=now_s,
+        draw=draw,
+    )
+    if slot is None:
+        return None
+    holder: str = yield Nonce()
+    record = core.taken(slot, ticket=line.ticket, holder=holder)
+    key = circuit.slot_keys[slot.index]
+    written = yield from write(key, slot.raw, encode(record))
+    if not written.won:
+        return None
+    if not slot.is_free:
+        yield Emit(SlotForgiven(dependency=circuit.dependency, slot=slot.index))
+    return Permit(
+        key,
+        record,
+        index=slot.index,
+        every_s=circuit.admission.beat_every_s,
+        entered_at_s=now_s,
+        is_own=circuit.is_own,
+    )
+
+
+def _draw_ticket(circuit: Circuit, line: _Line) -> Protocol[None]:
+    line.has_ticket = True
+    try:
+        line.ticket = yield Add(circuit.keys.turn(circuit.dependency), 1)
+    except StoreUnavailableError:
+        # A hint only: without one this waiter looks again soon.
+        line.ticket = None
+
+
+def _speak(
+    circuit: Circuit,
+    view: BreakerView,
+    line: _Line,
+    *,
+    operation: str,
+    elapsed_s: float,
+    voice_s: float,
+) -> Protocol[None]:
+    if not is_time_to_speak(line.spoken_at_s, wait_s=0.0, voice_s=voice_s, now_s=elapsed_s):
+        return
+    line.spoken_at_s = elapsed_s
+    yield Emit(
+        SlotAwaited(
+            dependency=circuit.dependency,
+            operation=operation,
+            limit=view.record.limit,
+            elapsed_s=elapsed_s,
+        )
+    )
+
+
+def _wait(circuit: Circuit, line: _Line, *, ahead: int, deadline_at_s: float) -> Protocol[None]:
+    draw: float = yield Draw()
+    wait_s = core.next_look_s(
+        ahead,
+        looks=line.looks,
+        slots=circuit.config.max_concurrent,
+        pace_s=circuit.pace_s,
+        lease_s=circuit.admission.slot_lease_s,
+        draw=draw,
+    )
+    # How long a call takes shows only once one has succeeded; the waits before that were guesses.
+    line.looks = core.count_look(line.looks, before_s=line.pace_s, now_s=circuit.pace_s)
+    line.pace_s = circuit.pace_s
+    line.has_waited = True
+    now_s: float = yield Now()
+    yield Sleep(max(0.0, min(wait_s, deadline_at_s - now_s)))
+
+
+def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
+    """Give a slot back; nothing where somebody else has it already.
+
+    Args:
+        permit: The slot.
+        outcome: How the call ended.
+    """
+    if permit.is_lost:
+        return
+    now_s: float = yield Now()
+    writer: str = yield Nonce()
+    free = encode(
+        core.released(permit.record, outcome, lasted_s=now_s - permit.entered_at_s, writer=writer)
+    )
+    permit.is_lost = True
+    for _ in range(_LEAVING_TRIES - 1):
+        with suppress(StoreUnavailableError):
+            yield from _give_back(permit, free)
+            return
+    yield from _give_back(permit, free)
+
+
+def _give_back(permit: Permit, free: bytes) -> Protocol[None]:
+    for expected in permit.expectations():
+        written = yield from write(permit.key, expected, free)
+        if written.won:
+            return
