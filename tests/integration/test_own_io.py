@@ -25,7 +25,7 @@ from lightning_resilience import (
     RetriesExhaustedError,
 )
 from tests import lightning_job
-from tests.faulty_filesystem import Rule
+from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import (
     BREAKER,
     RETRY,
@@ -401,6 +401,33 @@ def test_loads_through_one_are_guarded(faulty: Callable[..., Job]) -> None:
     trained = run(with_io(again, AsyncCheckpointIO()), f"{job.folder}/step=2.ckpt")
 
     assert trained.global_step == 4
+
+
+@pytest.mark.multiprocess
+def test_on_two_ranks_a_background_write_holds_nobody_up(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """The outage is longer than the group's timeout; training ends first, and then the write."""
+    before = Job(folder=str(tmp_path / "checkpoints"), steps=2, ranks=1, options=None)
+    run(make_trainer(before))
+    outage = Rule(operations=("put_file",), error="reset", lasting_s=6.0)
+    plan = FaultPlan.write(
+        tmp_path / "plan", outage, Rule(operations=("open",), name="step=2", error="reset", last=2)
+    )
+    folder = f"faulty://{before.folder}"
+    plugins = {"plugins": [AsyncCheckpointIO()]}
+    job = Job(folder=folder, resume=f"{folder}/step=2.ckpt", steps=4, trainer=plugins)
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], running.told()
+    assert running.steps() == [2, 4]
+    assert reports[1]["ended_at_s"] < reports[0]["ended_at_s"]
+    assert [report["patched"] + report["threads"] for report in reports] == [[], []]
+    history = reports[0]["breakers"]["faulty://:write"]["history"]
+    assert "open" in [state for _, state, _ in history]
 
 
 class Fails(Callback):

@@ -58,11 +58,11 @@ _Callback: Any = type("_Callback", namespaces.callback_bases(), {})
 class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on what is installed
     """Keeps training alive while its checkpoint storage is ill, without making that worse.
 
-    Saves, removals and ``ModelCheckpoint``'s questions to storage become joint operations: all
-    ranks take the same decision at the same point. While storage is ill, rank 0 waits behind a
-    circuit breaker, and the other ranks wait on the shared store instead of in a collective, so an
-    outage may last longer than the process group's timeout. A checkpoint is believed only once
-    storage reports its size.
+    Saves, loads, removals and ``ModelCheckpoint``'s questions to storage become joint operations:
+    all ranks take the same decision at the same point. While storage is ill, the ranks that need it
+    (rank 0; all of them at a load) wait behind a circuit breaker, and the others wait on the shared
+    store instead of in a collective, so an outage may last longer than the process group's timeout.
+    A checkpoint is believed only once storage reports its size.
 
     Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
     strategy it says so and changes nothing.
@@ -71,8 +71,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         retry: A ``RetryPolicy``, or a mapping of its options.
         breaker: A ``BreakerConfig``, or a mapping of its options.
         joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
-        on_outage: What a save does while storage is ill. ``wait`` (default) waits for it up to
-            ``deadline_s``; ``fail`` raises the same error on all ranks.
+        on_outage: What a save or a load does while storage is ill. ``wait`` (default) waits for it
+            up to ``deadline_s``; ``fail`` raises the same error on all ranks.
         on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
             until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
@@ -145,7 +145,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     # Lightning's hooks ----------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check what needs the Trainer, open the shared store, and hook saving and removing."""
+        """Check what needs the Trainer, open the shared store, and hook its checkpoints."""
         del pl_module
         environment = read_environment()
         if stage != "fit" or not environment.enabled:

@@ -197,7 +197,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         Raises:
             RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
-            BaseException: The storage's own, where repeating is no option: a missing file, a denial.
+            BaseException: The storage's own, where repeating is no option: a missing file.
         """
         url, alone = os.fspath(path), self._guard()
         said = {"map_location": map_location, "weights_only": weights_only}
