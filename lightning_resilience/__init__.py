@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from lightning_resilience.adapters.guard import Guard
     from lightning_resilience.adapters.lightning.callback import ResilienceCallback
+    from lightning_resilience.adapters.lightning.resilient_io import ResilientCheckpointIO
     from lightning_resilience.core.admission import AdmissionConfig
     from lightning_resilience.core.breaker import BreakerConfig
     from lightning_resilience.core.budget import BudgetConfig
@@ -51,6 +52,7 @@ __all__ = [
     "JointUnavailableError",
     "ResilienceCallback",
     "ResilienceError",
+    "ResilientCheckpointIO",
     "RetriesExhaustedError",
     "RetryPolicy",
     "StoreError",
@@ -64,6 +66,7 @@ _HOMES: Final = {
     "BudgetConfig": "lightning_resilience.core.budget",
     "Guard": "lightning_resilience.adapters.guard",
     "ResilienceCallback": "lightning_resilience.adapters.lightning.callback",
+    "ResilientCheckpointIO": "lightning_resilience.adapters.lightning.resilient_io",
     "RetryPolicy": "lightning_resilience.core.retry",
 }
 _ERRORS: Final = "lightning_resilience.errors"

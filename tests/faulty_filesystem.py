@@ -21,12 +21,14 @@ import json
 import os
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.callbacks import NoOpCallback
 from fsspec.implementations.local import LocalFileSystem
+from typing_extensions import Self
 
 
 if TYPE_CHECKING:
@@ -170,7 +172,7 @@ class FaultPlan:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            rules = self._rules()
+            rules = self.rules()
             earlier = [self.calls(*rule.operations, name=rule.name) for rule in rules]
             now_s = time.monotonic()
             struck = None
@@ -193,7 +195,8 @@ class FaultPlan:
                 log.write(json.dumps(call) + "\n")
         return struck
 
-    def _rules(self) -> list[Rule]:
+    def rules(self) -> list[Rule]:
+        """Return the rules."""
         path = self.folder / "rules.json"
         rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         return [Rule(**{**row, "operations": tuple(row["operations"])}) for row in rows]
@@ -208,6 +211,28 @@ class FaultPlan:
         if rule.lasting_s is None or not began.exists():
             return True
         return now_s < float(began.read_text(encoding="utf-8")) + rule.lasting_s
+
+
+class _Reads:
+    """An open file of which each read is a call."""
+
+    def __init__(self, file: Any, strike: Callable[[], Any]) -> None:
+        self._file = file
+        self._strike = strike
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def read(self, *args: Any) -> Any:
+        """Read."""
+        self._strike()
+        return self._file.read(*args)
 
 
 def _is_too_soon(before: list[dict[str, Any]], path: str, since_s: float) -> bool:
@@ -296,7 +321,9 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
 
     def _open(self, path: Any, mode: str = "rb", block_size: Any = None, **kwargs: Any) -> Any:
         self._strike("open", path)
-        return super()._open(path, mode=mode, block_size=block_size, **kwargs)
+        file = super()._open(path, mode=mode, block_size=block_size, **kwargs)
+        reads = any("read" in rule.operations for rule in self.plan.rules())
+        return _Reads(file, partial(self._strike, "read", path)) if reads else file
 
 
 def register() -> None:

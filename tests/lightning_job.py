@@ -79,6 +79,7 @@ class Job:
         ranks: Number of ranks.
         before: Called in each rank with the Trainer before it fits, for what a job cannot say.
         home: Name of the Lightning distribution.
+        resume: The checkpoint to start from, if any.
     """
 
     folder: str
@@ -91,6 +92,7 @@ class Job:
     ranks: int = 2
     before: Callable[[Any], None] | None = None
     home: str = "lightning.pytorch"
+    resume: str | None = None
 
     @property
     def expected(self) -> list[str]:
@@ -203,6 +205,7 @@ def find(trainer: Any, name: str) -> Any:
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PATCHED = [
     "save_checkpoint",
+    "load_checkpoint",
     "remove_checkpoint",
     "teardown",
     "on_exception",
@@ -262,7 +265,7 @@ def run_rank(job: Job, report: str) -> None:
     if job.before is not None:
         job.before(trainer)
     try:
-        trainer.fit(make_model(job.home), make_data())
+        trainer.fit(make_model(job.home), make_data(), ckpt_path=job.resume)
     except BaseException as error:
         found |= _told(error)
         raise

@@ -60,7 +60,7 @@ def fit(job: Job) -> Any:
     from tests.lightning_job import make_data, make_model, make_trainer  # noqa: PLC0415
 
     trainer = make_trainer(job)
-    trainer.fit(make_model(), make_data())
+    trainer.fit(make_model(), make_data(), ckpt_path=job.resume)
     return trainer
 
 

@@ -27,7 +27,14 @@ import pytest
 from markdown_it import MarkdownIt
 
 import lightning_resilience
-from lightning_resilience import BreakerConfig, ResilienceCallback, RetryPolicy, config, errors
+from lightning_resilience import (
+    BreakerConfig,
+    ResilienceCallback,
+    ResilientCheckpointIO,
+    RetryPolicy,
+    config,
+    errors,
+)
 from lightning_resilience.adapters.guard_options import OPTIONS as OPTIONS_OF_GUARDS, GuardOptions
 from lightning_resilience.core import events, records
 from lightning_resilience.core.breaker import BreakerState
@@ -221,6 +228,19 @@ def test_the_reference_lists_the_arguments_of_the_callback() -> None:
         (parameter.name, str(parameter.default))
         for parameter in parameters
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+
+
+def test_the_reference_lists_the_arguments_of_the_checkpoint_io() -> None:
+    """Every argument of the ``CheckpointIO`` is listed with its default."""
+    parameters = inspect.signature(ResilientCheckpointIO).parameters.values()
+
+    listed = [(names_in(row[0])[0], row[1]) for row in table_of(REFERENCE, "io-arguments")]
+
+    assert listed == [
+        (parameter.name, str(parameter.default))
+        for parameter in parameters
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["FsspecObjectStore", "find_info", "protocols", "strip_protocol"]
+__all__ = ["FsspecObjectStore", "find_info", "fsync_directory", "protocols", "strip_protocol"]
 
 _PUT_OBJECT_BYTES_MAX = 5 * 2**30
 _PART_BYTES = 64 * 2**20
@@ -160,7 +160,7 @@ class FsspecObjectStore:
         token.raise_if_cancelled()
         # A link under the target's name is replaced itself, not the file that it points to.
         Path(staged_path).replace(target)
-        _fsync_directory(target.parent)
+        fsync_directory(target.parent)
         token.progress()
 
     def _put_object(self, staged_path: str, path: str, token: CancelToken) -> None:
@@ -277,7 +277,8 @@ def _remove_local(path: Path) -> None:
         return
 
 
-def _fsync_directory(directory: Path) -> None:
+def fsync_directory(directory: Path) -> None:
+    """Make a rename in ``directory`` last, where the filesystem can."""
     try:
         fd = os.open(directory, os.O_RDONLY)
     except OSError as error:

@@ -38,6 +38,7 @@ __all__ = [
     "Place",
     "Storage",
     "dependency_of",
+    "is_local",
     "parent_of",
     "probe_by_writing",
     "probe_path",
@@ -56,6 +57,12 @@ def redacted(url: str) -> str:
     return re.sub(r"(?<=://)[^/@]*@", "", url)
 
 
+def is_local(url: str) -> bool:
+    """Tell whether ``url`` is a file's path, by its name alone; a shared mount is local as well."""
+    url = plain_url(url)
+    return "://" not in url or urlsplit(url).scheme in {"file", "local"}
+
+
 def dependency_of(url: str) -> str:
     """Return the name of the storage that ``url`` is on, without credentials.
 
@@ -67,7 +74,7 @@ def dependency_of(url: str) -> str:
     """
     url = plain_url(url)
     parts = urlsplit(url)
-    if "://" not in url or parts.scheme in {"file", "local"}:
+    if is_local(url):
         return f"file://{mount_point_by_name(parts.path if '://' in url else url)}"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
@@ -113,7 +120,8 @@ class Storage:
         self._clients: dict[str, AbstractFileSystem] = {}
 
     @cached_property
-    def _spool_directory(self) -> str:
+    def spool_directory(self) -> str:
+        """The node's own directory for staged files, made when it is first asked for."""
         return self._spool()
 
     def with_options(self, options: Mapping[str, Any] | None) -> Storage:
@@ -130,7 +138,7 @@ class Storage:
             fs, _ = private_filesystem(url, self._options)
             self._clients[root] = fs
         path = str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec has no public name for it
-        spool = "" if "file" in fs.protocol else self._spool_directory
+        spool = "" if "file" in fs.protocol else self.spool_directory
         store = FsspecObjectStore(fs, spool_directory=spool)
         return Place(store=store, fs=fs, path=path)
 

@@ -284,3 +284,19 @@ def test_a_checkpoint_for_sigterm_is_not_interrupted_by_the_same_signal(
 
     folder = Path(trainer.checkpoint_callback.dirpath.removeprefix("faulty://"))
     assert sorted(path.name for path in folder.iterdir()) == ["step=2.ckpt", "step=3.ckpt"]
+
+
+def test_ctrl_c_ends_the_wait_for_a_load(start: Callable[..., Running], tmp_path: Path) -> None:
+    """Every rank waits for storage by itself then; SIGTERM ends the process, as without us."""
+    running = start(
+        Rule(operations=("info",), name="step=2", error="reset"),
+        resume=f"faulty://{tmp_path}/checkpoints/step=2.ckpt",
+    )
+    running.until(
+        lambda: all("load waits for" in rank.text() for rank in running.ranks), what="all wait"
+    )
+
+    sent_at_s = [interrupt(running, rank, signal.SIGINT) for rank in (1, 0)]
+
+    left_as_lightning_does(running, 1, signal.SIGINT, sent_at_s=sent_at_s[0])
+    left_as_lightning_does(running, 0, signal.SIGINT, sent_at_s=sent_at_s[1])

@@ -260,8 +260,8 @@ def test_the_callback_can_be_copied(way: str, when: str, job: Job) -> None:
     trainer.fit(make_model(), make_data())
 
     assert sorted(path.name for path in Path(job.folder, "second").iterdir()) == job.expected
-    assert (copied._joint.on_outage, copied._run_id) == ("fail", "mine")
-    assert copied._retry == callback._retry
+    assert (copied._joint.on_outage, copied._options.run_id) == ("fail", "mine")
+    assert copied._options == callback._options
 
 
 class Copier(Callback):

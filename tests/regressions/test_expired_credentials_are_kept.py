@@ -161,7 +161,7 @@ def test_a_guarded_filesystem_renews_its_own_client(
     )
     with serving(knows("fresh")) as server:
         rotated(server.url, storage)
-        fs = session.guarded_filesystem("s3://bucket")
+        fs = session.alone.guarded_filesystem("s3://bucket")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "old")
         fs.connect()
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "fresh")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from lightning_resilience import ResilientCheckpointIO
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, store_server
@@ -35,8 +36,8 @@ class UsersOwn(TorchCheckpointIO):
 
 
 def use_own_io(trainer: Any) -> None:
-    """Plug it in."""
-    trainer.strategy.checkpoint_io = UsersOwn()
+    """Plug it in; it is called as a whole, with the real path."""
+    trainer.strategy.checkpoint_io = ResilientCheckpointIO(UsersOwn(), staging=False)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["stock", "own"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from typing_extensions import assert_type
 
 import lightning_resilience
@@ -24,6 +25,7 @@ from lightning_resilience import (
     JointUnavailableError,
     ResilienceCallback,
     ResilienceError,
+    ResilientCheckpointIO,
     RetriesExhaustedError,
     RetryPolicy,
     StoreError,
@@ -52,6 +54,9 @@ policy.max_attempts = 6  # type: ignore[misc]  # configs are frozen
 
 callback: Callback = ResilienceCallback(retry=policy, breaker=breaker, on_outage="wait")
 Trainer(callbacks=[ResilienceCallback(), callback])
+checkpoint_io = ResilientCheckpointIO(retry=policy, breaker=breaker, staging=None)
+Trainer(plugins=[checkpoint_io, ResilientCheckpointIO(TorchCheckpointIO(), staging=False)])
+ResilientCheckpointIO(staging="no")  # type: ignore[arg-type]
 
 
 def narrow(error: ResilienceError) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.storage import dependency_of, parent_of
 from lightning_resilience.core.joint import unavailable_error
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["BreakerReport", "Breakers", "Policy"]
+
+# Long against the time that a storage takes to answer, and short against any outage.
+_SPREAD_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +80,14 @@ class Breakers:
         member: Who this rank is.
         policy: How to retry, break and classify.
         driver: Runs protocols.
+        hosts: Hosts on which ranks load checkpoints.
     """
 
-    def __init__(self, member: Member, *, policy: Policy, driver: Driver) -> None:
+    def __init__(self, member: Member, *, policy: Policy, driver: Driver, hosts: int = 1) -> None:
         self.policy = policy
+        # Every rank loads. Rank 0 alone writes: there is nobody to come back at the same time as.
+        self._hosts = {"read": hosts, "write": 1}
+        self._spread_s = {"read": min(_SPREAD_S, member.world_size - 1.0), "write": 0.0}
         self._member = member
         self._driver = driver
         self._circuits: dict[str, Circuit] = {}
@@ -95,7 +102,7 @@ class Breakers:
                 config=self.policy.breaker,
                 keys=self._member.keys,
                 host=platform.node(),
-                hosts=1,  # only rank 0 touches the storage
+                hosts=self._hosts[kind],
             )
             self.run("begin", begin(circuit, new_incarnation=self._member.rank == 0))
             self._circuits[name] = circuit
@@ -127,8 +134,7 @@ class Breakers:
             when_open="raise" if self._member.on_outage == "fail" else "wait",
             chunk_s=chunk,
             voice_s=VOICE_S if self._member.rank == 0 else chunk,
-            # Rank 0 alone touches the storage: there is nobody to come back at the same time as.
-            spread_s=0.0,
+            spread_s=self._spread_s[kind],
         )
 
     def _probe(self, storage: Storage, directory: str, kind: str) -> Callable[[CancelToken], None]:
@@ -150,7 +156,11 @@ class Breakers:
         answers = True
         for circuit in self._circuits.values():
             answers = answers and self._refresh(circuit, hurry=hurry)
-        return {name: _report(circuit) for name, circuit in self._circuits.items()}
+        return self.known()
+
+    def known(self) -> dict[str, BreakerReport]:
+        """Return what this rank knows of every breaker, and ask nobody. Any thread."""
+        return {name: _report(circuit) for name, circuit in [*self._circuits.items()]}
 
     def _refresh(self, circuit: Circuit, *, hurry: bool) -> bool:
         try:

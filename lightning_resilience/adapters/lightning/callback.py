@@ -14,53 +14,43 @@ import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from torch.distributed import Store
-
 from lightning_resilience.adapters.lightning import namespaces
-from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
+from lightning_resilience.adapters.lightning.alone import adopt_device
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
+from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.patches import Patches
-from lightning_resilience.adapters.lightning.session import Session, adopt_device
+from lightning_resilience.adapters.lightning.resilient_io import STORE_TIMEOUT_S, adopt_options
+from lightning_resilience.adapters.lightning.session import Session
 from lightning_resilience.adapters.lightning.signals import Termination
-from lightning_resilience.adapters.lightning.strategy import hook_strategy
-from lightning_resilience.adapters.staging import spool_directory
-from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
 from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
-from lightning_resilience.config import (
-    build,
-    check_relations,
-    check_store,
-    read_environment,
-    refuse_unknown,
-)
-from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.joint import JointConfig
-from lightning_resilience.core.outcome import with_user_classifier
 from lightning_resilience.core.records import Keys
-from lightning_resilience.core.retry import RetryPolicy
-from lightning_resilience.core.validation import check_kind
 from lightning_resilience.errors import ConfigError
-from lightning_resilience.ports import SharedStore
 from lightning_resilience.protocols.joint import Member
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from lightning_resilience.adapters.lightning.breakers import BreakerReport
+    from lightning_resilience.adapters.lightning.options import Options
     from lightning_resilience.config import Environment
+    from lightning_resilience.core.breaker import BreakerConfig
     from lightning_resilience.core.outcome import Classifier
+    from lightning_resilience.core.retry import RetryPolicy
+    from lightning_resilience.ports import SharedStore
 
 
 __all__ = ["ResilienceCallback"]
 
 _log = logging.getLogger(__name__)
-
-# A store operation is a round trip of less than a millisecond; longer than this it is lost.
-_STORE_TIMEOUT_S = 5.0
 
 _Callback: Any = type("_Callback", namespaces.callback_bases(), {})
 
@@ -68,11 +58,11 @@ _Callback: Any = type("_Callback", namespaces.callback_bases(), {})
 class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on what is installed
     """Keeps training alive while its checkpoint storage is ill, without making that worse.
 
-    Saves, removals and ``ModelCheckpoint``'s questions to storage become joint operations: all
-    ranks take the same decision at the same point. While storage is ill, rank 0 waits behind a
-    circuit breaker, and the other ranks wait on the shared store instead of in a collective, so an
-    outage may last longer than the process group's timeout. A checkpoint is believed only once
-    storage reports its size.
+    Saves, loads, removals and ``ModelCheckpoint``'s questions to storage become joint operations:
+    all ranks take the same decision at the same point. While storage is ill, the ranks that need it
+    (rank 0; all of them at a load) wait behind a circuit breaker, and the others wait on the shared
+    store instead of in a collective, so an outage may last longer than the process group's timeout.
+    A checkpoint is believed only once storage reports its size.
 
     Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
     strategy it says so and changes nothing.
@@ -81,8 +71,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         retry: A ``RetryPolicy``, or a mapping of its options.
         breaker: A ``BreakerConfig``, or a mapping of its options.
         joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
-        on_outage: What a save does while storage is ill. ``wait`` (default) waits for it up to
-            ``deadline_s``; ``fail`` raises the same error on all ranks.
+        on_outage: What a save or a load does while storage is ill. ``wait`` (default) waits for it
+            up to ``deadline_s``; ``fail`` raises the same error on all ranks.
         on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
             until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
@@ -121,25 +111,24 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     ) -> None:
         super().__init__()
         refuse_unknown("ResilienceCallback", unknown, allowed=_OPTIONS)
-        self._retry = build(RetryPolicy, retry)
-        self._breaker = build(BreakerConfig, breaker)
+        self._options = check_options(
+            retry=retry,
+            breaker=breaker,
+            store=store,
+            run_id=run_id,
+            storage_options=storage_options,
+            classify=classify,
+            spool_dir=spool_dir,
+        )
         self._joint = _with_words(joint, on_outage=on_outage, on_store_loss=on_store_loss)
-        check_relations(self._retry, self._breaker, self._joint)
-        self._store = _checked_store(store)
-        self._run_id = _checked_text("run_id", run_id)
-        is_mapping = isinstance(storage_options, Mapping)
-        check_kind("storage_options", storage_options, fits=is_mapping, allowed="a mapping")
-        self._storage_options = dict(storage_options or {})
-        allowed = "a function from an exception to a failure class"
-        check_kind("classify", classify, fits=callable(classify), allowed=allowed)
-        self._classify = classify
-        self._spool_dir = _checked_text("spool_dir", spool_dir)
+        check_relations(self._options.retry, self._options.breaker, self._joint)
         self._forget()
 
     def _forget(self) -> None:
         self._session: Session | None = None
         self._patches = Patches()
         self._termination: Termination | None = None
+        self._is_failing = False
         self._audible = contextlib.ExitStack()
         self._reports: dict[str, BreakerReport] = {}
 
@@ -156,7 +145,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     # Lightning's hooks ----------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check what needs the Trainer, open the shared store, and hook saving and removing."""
+        """Check what needs the Trainer, open the shared store, and hook its checkpoints."""
         del pl_module
         environment = read_environment()
         if stage != "fit" or not environment.enabled:
@@ -175,8 +164,17 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if trainer.is_global_zero:
             self._audible.enter_context(audible())
         try:
-            self._session = self._open_session(trainer, environment)
-            hook_strategy(trainer.strategy, self._session, self._patches, at_end=self._close)
+            options = adopt_options(self._options, trainer.strategy.checkpoint_io)
+            self._session = self._open_session(trainer, environment, options)
+            hook_strategy(
+                trainer.strategy,
+                self._session,
+                self._patches,
+                at_end=self._close,
+                is_failing=lambda: self._is_failing,
+            )
+            if namespaces.loads_through_io(trainer):
+                hook_loads(trainer.strategy, self._session, self._patches)
             hook_checkpoint_callbacks(trainer, self._session, self._patches)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
@@ -186,6 +184,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Let the checkpoints that others save on an exception have their waits."""
         del trainer, pl_module, exception
+        self._is_failing = True
         if self._termination is not None:
             self._termination.acknowledge()
 
@@ -207,26 +206,29 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     # Inside ---------------------------------------------------------------------------------------
 
-    def _open_session(self, trainer: Any, environment: Environment) -> Session:
-        timeout_s = namespaces.process_group_timeout_s(trainer)
-        if trainer.world_size > 1:
-            check_relations(
-                self._retry, self._breaker, self._joint, process_group_timeout_s=timeout_s
-            )
+    def _open_session(self, trainer: Any, environment: Environment, options: Options) -> Session:
+        timeout_s = namespaces.process_group_timeout_s(trainer.strategy)
+        check_relations(
+            options.retry,
+            options.breaker,
+            self._joint,
+            process_group_timeout_s=timeout_s if trainer.world_size > 1 else None,
+        )
         rank = trainer.global_rank
         dice = SystemDice(rank=rank)
         # The one collective of ours, here where Lightning has some too: keys of an earlier start of
         # the same run are still in the launcher's store, and all ranks have to leave them alone.
         # And a variable that is set on one node only must not give its ranks keys of their own.
-        own_run_id = self._run_id or environment.run_id or dice.nonce()
+        own_run_id = options.run_id or environment.run_id or dice.nonce()
         run_id, incarnation = trainer.strategy.broadcast((own_run_id, dice.nonce()))
-        store = self._store if self._store is not None else environment.store
+        store = options.store if options.store is not None else environment.store
+        self._is_failing = False
         termination = self._termination = Termination(trainer, self._patches)
         driver = Driver(
             store=open_store(
                 store,
                 world_size=trainer.world_size,
-                timeout_s=_STORE_TIMEOUT_S,
+                timeout_s=STORE_TIMEOUT_S,
                 check=termination.check,
             ),
             clock=SystemClock(),
@@ -239,16 +241,10 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             member=self._member(
                 Keys(run_id=run_id, incarnation=incarnation), trainer, timeout_s=timeout_s
             ),
-            policy=Policy(
-                retry=self._retry,
-                breaker=self._breaker,
-                classify=with_user_classifier(self._classify),
-            ),
+            policy=options.policy,
             driver=driver,
-            storage=Storage(
-                self._storage_options,
-                spool=partial(_spool, self._spool_dir, environment, run_id),
-            ),
+            storage=options.storage(environment, run_id=run_id),
+            hosts=trainer.num_nodes,
             is_stopping=lambda: termination.is_pending,
         )
 
@@ -301,20 +297,3 @@ def _with_words(
         )
         raise ConfigError(message)
     return replace(build(JointConfig, joint), **cast("dict[str, Any]", given))
-
-
-def _checked_store(store: SharedStore | Store | str | None) -> SharedStore | Store | str | None:
-    fits = isinstance(store, (str, SharedStore, Store))
-    allowed = "a URL tcp://HOST:PORT, a torch.distributed store, or an object like SharedStore"
-    check_kind("store", store, fits=fits, allowed=allowed)
-    return check_store(store)
-
-
-def _checked_text(name: str, value: str | None) -> str | None:
-    fits = isinstance(value, str) and bool(value.strip())
-    check_kind(name, value, fits=fits, allowed="a text that is not empty")
-    return value
-
-
-def _spool(option: str | None, environment: Environment, run_id: str) -> str:
-    return spool_directory(option or environment.spool_dir, environ={}, run_id=run_id)

@@ -4,20 +4,16 @@
 
 For Lightning's stock ``TorchCheckpointIO``, which opens an unguarded filesystem of its own on every
 call and holds a second copy of the checkpoint in memory, the writing is ours: the same file format,
-streamed into a staged file. A user's own ``CheckpointIO`` keeps its format and is called as a
-whole; afterwards the storage is asked whether the checkpoint is there.
-
-One object is one save; ``attempt`` is what the guard repeats. A complete staged file is kept for
-the next attempt. An attempt that was abandoned may still be running: it works on names of its own,
-and its token keeps it from publishing.
+streamed into a staged file. A complete staged file is kept for the next attempt.
 """
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import torch
 
+from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.staging import Staged, discard, stage
 from lightning_resilience.errors import CheckpointError
 
@@ -30,10 +26,10 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["ForeignSave", "StagedSave"]
+__all__ = ["StagedSave"]
 
 
-class StagedSave:
+class StagedSave(Work):
     """A save by our own pipeline, which marks its progress.
 
     Args:
@@ -43,13 +39,10 @@ class StagedSave:
         nonce: Makes names for staged files.
     """
 
-    marks_progress = True
-
     def __init__(
         self, storage: Storage, url: str, checkpoint: object, *, nonce: Callable[[], str]
     ) -> None:
-        self.storage = storage
-        self._url = url
+        super().__init__(storage, url)
         self._checkpoint = checkpoint
         self._nonce = nonce
         self._staged: Staged | None = None
@@ -62,7 +55,7 @@ class StagedSave:
             CheckpointError: The storage reports another size than was written, or nothing.
             OSError: What the filesystem or the storage raised.
         """
-        place = self.storage.place(self._url)
+        place = self.storage.place(self.url)
         staged = self._staged or self._stage(place, token)
         # A rename uses the staged file up, so it is not there for another attempt.
         self._staged = None if place.store.is_local else staged
@@ -95,47 +88,3 @@ class StagedSave:
         """Remove all staged files of the spool directory."""
         for name in self._names:
             discard(name)
-
-
-class ForeignSave:
-    """A save by a user's own ``CheckpointIO``, which marks no progress.
-
-    Args:
-        storage: Clients of storage, to verify.
-        url: Where the checkpoint goes.
-        write: Saves the checkpoint.
-        verify: Whether it must be there afterwards; not so where it is written later.
-    """
-
-    marks_progress = False
-
-    def __init__(
-        self, storage: Storage, url: str, write: Callable[[], Any], *, verify: bool
-    ) -> None:
-        self.storage = storage
-        self._url = url
-        self._write = write
-        self._verify = verify
-
-    def attempt(self, token: CancelToken) -> None:
-        """Save the checkpoint and ask the storage whether it is there, and new.
-
-        Raises:
-            OSError: It is not, although nothing was raised. That is a failure of the unknown kind:
-                it may have been dropped because it is not allowed, and repeating has its limit.
-        """
-        token.raise_if_cancelled()
-        before = self.storage.stamp(self._url, token) if self._verify else None
-        self._write()
-        if not self._verify:
-            return
-        after = self.storage.stamp(self._url, token)
-        if after is None:
-            message = f"the CheckpointIO raised nothing, but {self._url} does not exist"
-            raise OSError(message)
-        if after and after == before:
-            message = f"the CheckpointIO raised nothing, but {self._url} is still the older file"
-            raise OSError(message)
-
-    def close(self) -> None:
-        """Nothing is left behind here."""

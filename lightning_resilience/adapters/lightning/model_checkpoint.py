@@ -106,7 +106,7 @@ def _list(callback: Any, session: Session, patches: Patches) -> None:
         token.raise_if_cancelled()
         # What is left for it afterwards are calls of rank 0 alone, such as to_yaml. It is made
         # here, because making a client may ask the storage.
-        made[:] = [session.guarded_filesystem(directory)]
+        made[:] = [session.alone.guarded_filesystem(directory)]
         before = callback._fs
         callback._fs = session.storage.place(directory).fs
         try:

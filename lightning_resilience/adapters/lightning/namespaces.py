@@ -12,6 +12,7 @@ This is the one file that a release of Lightning can break.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -28,12 +29,17 @@ __all__ = [
     "LIST_DIRECTORY",
     "callback_bases",
     "checkpoint_callbacks",
+    "checkpoint_io_bases",
+    "default_weights_only",
+    "innermost_wrapper",
     "is_model_checkpoint",
     "is_stock_io",
     "is_wrapping_io",
+    "loads_through_io",
     "process_group_timeout_s",
     "sigterm_exception",
     "sigterm_notifier",
+    "stock_io",
     "writes_on_rank_zero",
 ]
 
@@ -66,6 +72,37 @@ def callback_bases() -> tuple[type, ...]:
     """Return the ``Callback`` classes of the distributions in use, for one class that fits both."""
     homes = [home for home in _DISTRIBUTIONS if home in sys.modules] or ["lightning.pytorch"]
     return tuple(import_module(home).Callback for home in homes)
+
+
+def checkpoint_io_bases() -> tuple[type, ...]:
+    """Return the ``CheckpointIO`` classes of the distributions in use."""
+    return tuple(import_module(f"{fabric}.plugins.io").CheckpointIO for fabric in _fabrics())
+
+
+def _fabrics() -> list[str]:
+    in_use = [fabric for home, fabric in _DISTRIBUTIONS.items() if home in sys.modules]
+    return in_use or ["lightning.fabric"]
+
+
+def stock_io() -> Any:
+    """Make the ``TorchCheckpointIO`` of a distribution in use."""
+    return import_module(f"{_fabrics()[0]}.plugins.io").TorchCheckpointIO()
+
+
+def default_weights_only(checkpoint_io: object = None) -> bool | None:
+    """Return what Lightning hands to ``torch.load`` where nobody says ``weights_only``.
+
+    Releases before 2.6 have no such argument anywhere above and load everything; later ones leave
+    it to torch.
+
+    Args:
+        checkpoint_io: A ``TorchCheckpointIO``, for its distribution; None for one in use.
+    """
+    home = type(checkpoint_io).__module__
+    fabric = next((name for name in _DISTRIBUTIONS.values() if home.startswith(name)), None)
+    load = import_module(f"{fabric or _fabrics()[0]}.utilities.cloud_io")._load
+    default: bool | None = inspect.signature(load).parameters["weights_only"].default
+    return default
 
 
 def _home_of(trainer: object) -> str:
@@ -109,6 +146,14 @@ def is_wrapping_io(checkpoint_io: object) -> bool:
     return _is_named(checkpoint_io, "_WrappingCheckpointIO")
 
 
+def innermost_wrapper(checkpoint_io: Any) -> Any:
+    """Return the ``CheckpointIO`` that passes on to one that does not; None where none does."""
+    wrapper = None
+    while is_wrapping_io(checkpoint_io):
+        wrapper, checkpoint_io = checkpoint_io, checkpoint_io._checkpoint_io
+    return wrapper
+
+
 def is_model_checkpoint(callback: object) -> bool:
     """Tell whether this is a ``ModelCheckpoint`` of either distribution, or derived from one."""
     return _is_named(callback, "ModelCheckpoint")
@@ -124,15 +169,23 @@ def writes_on_rank_zero(trainer: Any) -> bool:
 
     That is what the base strategy does. A strategy that shards overrides it.
     """
+    return _has_base_methods(trainer, "save_checkpoint", "remove_checkpoint")
+
+
+def loads_through_io(trainer: Any) -> bool:
+    """Tell whether every rank loads a checkpoint through the ``CheckpointIO``, and does no more."""
+    return _has_base_methods(trainer, "load_checkpoint")
+
+
+def _has_base_methods(trainer: Any, *names: str) -> bool:
     base = import_module(f"{_home_of(trainer)}.strategies").Strategy
     kind = type(trainer.strategy)
-    names = ("save_checkpoint", "remove_checkpoint")
     return all(getattr(kind, name, None) is getattr(base, name) for name in names)
 
 
-def process_group_timeout_s(trainer: Any) -> float:
+def process_group_timeout_s(strategy: Any = None) -> float:
     """Return the timeout of the process group in seconds; torch's default without one."""
-    timeout = getattr(trainer.strategy, "_timeout", None)
+    timeout = getattr(strategy, "_timeout", None)
     if timeout is None and torch.distributed.is_initialized():
         # The strategy has left it to torch, whose default depends on the backend.
         backend = torch.distributed.get_backend()

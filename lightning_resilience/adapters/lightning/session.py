@@ -14,19 +14,16 @@ import contextlib
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lightning_resilience.adapters.filesystem import guarded, renew_client
-from lightning_resilience.adapters.lightning.breakers import Breakers
+from lightning_resilience.adapters.lightning.alone import Alone
+from lightning_resilience.adapters.lightning.work import Asked, carry_out, hand_over
 from lightning_resilience.adapters.storage import redacted
-from lightning_resilience.core.events import CheckpointPublished, CheckpointRemoved
+from lightning_resilience.core.events import CheckpointRemoved
 from lightning_resilience.core.joint import error_of, report_of
-from lightning_resilience.core.outcome import FailureClass, operation_class
-from lightning_resilience.core.retry import failure_to_raise
-from lightning_resilience.errors import ResilienceError, RetriesExhaustedError
-from lightning_resilience.protocols.guard import Guarded, GuardedCall, guard
+from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.errors import ResilienceError
+from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
 from lightning_resilience.protocols.joint_verdict import someone_left
 
@@ -34,35 +31,18 @@ from lightning_resilience.protocols.joint_verdict import someone_left
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fsspec import AbstractFileSystem
-
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
-    from lightning_resilience.adapters.lightning.checkpoint_io import ForeignSave, StagedSave
+    from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.core.records import FinalRecord
     from lightning_resilience.ports import CancelToken
-    from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.runtime.driver import Driver
 
 
-__all__ = ["Session", "adopt_device"]
-
-T = TypeVar("T")
+__all__ = ["Session"]
 
 _log = logging.getLogger(__name__)
-
-
-def adopt_device() -> Callable[[], None]:
-    """Return what another thread has to run to work on this thread's CUDA device."""
-    # Asking for the device of a process that does not use CUDA would make it use CUDA.
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch has no types here
-        return partial(torch.cuda.set_device, torch.cuda.current_device())
-    return lambda: None
-
-
-def _renew(fs: AbstractFileSystem) -> None:
-    renew_client(fs)
 
 
 class Session:
@@ -73,6 +53,7 @@ class Session:
         policy: How to retry, break and classify.
         driver: Runs protocols; the session closes it.
         storage: Clients of storage.
+        hosts: Hosts on which ranks load checkpoints.
         is_stopping: Whether this process was told to stop, and nobody has acted on it.
     """
 
@@ -83,62 +64,64 @@ class Session:
         policy: Policy,
         driver: Driver,
         storage: Storage,
+        hosts: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.member = member
         self.driver = driver
         self.storage = storage
+        self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
         self._policy = policy
         self._is_stopping = is_stopping
-        self._breakers = Breakers(member, policy=policy, driver=driver)
         self._seq = 0
-        self._removals: list[tuple[str, Callable[[CancelToken], Any]]] = []
+        self._removals: list[Work] = []
         self._removals_failed = False
 
     # Joint operations: all ranks, in the same order -----------------------------------------------
 
-    def save(self, url: str, save: StagedSave | ForeignSave | None) -> None:
-        """Save a checkpoint; ``save`` is the work of rank 0.
+    def save(self, url: str, work: Work | None) -> None:
+        """Save a checkpoint; ``work`` is what rank 0 does.
 
         Raises:
             JointError: The same on every rank: the checkpoint is not there.
         """
-        try:
-            if save is None:
-                result = self._joint("save", url, None)
-            else:
-                result = self._joint(
-                    "save",
-                    url,
-                    save.attempt,
-                    timeout_s=None if save.marks_progress else self._policy.retry.deadline_s,
-                    storage=save.storage,
-                )
-        finally:
-            if save is not None:
-                save.close()
-        if result.value is not None and result.value.value is not None:
-            done: Guarded = result.value
-            self.driver.sink.emit(
-                CheckpointPublished(
-                    path=redacted(url),
-                    size_bytes=done.value.size_bytes,
-                    digest=done.value.digest,
-                    attempts=done.attempts,
-                    elapsed_s=done.elapsed_s,
-                )
-            )
+        result = self._joint("save", url, work)
+        if result.value is not None:
+            self.alone.tell(url, result.value)
 
-    def remove(self, url: str, remove: Callable[[CancelToken], Any]) -> None:
+    def load(self, url: str, work: Work) -> Any:
+        """Load a checkpoint; every rank has ``work``.
+
+        Returns:
+            What this rank has loaded.
+
+        Raises:
+            JointError: The same on every rank: no rank has loaded it.
+        """
+        return self._joint("load", url, work, kind="read", by_all=True).value.value
+
+    def hand_over(self, op: str, url: str, work: Work | None, *, by_all: bool = False) -> Any:
+        """Leave a save or a load to what guards it by itself, maybe later.
+
+        Returns:
+            What this rank's ``work`` has returned.
+
+        Raises:
+            JointError: The same on every rank.
+        """
+        result = self._joint(op, url, work, by_all=by_all, is_guarded=False)
+        return None if result.value is None else result.value.value
+
+    def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
 
         Not joint: whether there is something to remove is decided by each rank for itself, from
         metrics that may differ, and only rank 0's decision counts.
         """
         if self.member.rank == 0:
-            self._removals.append((url, remove))
+            self._removals.append(work)
         if self.member.world_size == 1:
-            self.clear_up(url)
+            self.clear_up(work.url)
 
     def clear_up(self, url: str) -> None:
         """Carry out the removals that rank 0 has been asked for; absent is success.
@@ -149,7 +132,10 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        self._joint("remove", url, self._remove_all)
+        self._joint("remove", url, self._removing(url))
+
+    def _removing(self, url: str) -> Work:
+        return Asked(self.storage, url, self._remove_all)
 
     @property
     def operations(self) -> int:
@@ -161,11 +147,11 @@ class Session:
         self._removals_failed = True
         while self._removals:
             removal = self._removals[0]
-            removal[1](token)
+            removal.attempt(token)
             # One that was abandoned leaves the list to its successor, which has another first.
             token.raise_if_cancelled()
             token.progress()
-            self.driver.sink.emit(CheckpointRemoved(path=redacted(removal[0])))
+            self.driver.sink.emit(CheckpointRemoved(path=redacted(removal.url)))
             if removal in self._removals:
                 self._removals.remove(removal)
         self._removals_failed = False
@@ -176,7 +162,8 @@ class Session:
         Raises:
             JointError: The same on every rank: it cannot be told.
         """
-        result = self._joint("exists", url, partial(self.storage.exists, url), kind="read")
+        work = Asked(self.storage, url, partial(self.storage.exists, url))
+        result = self._joint("exists", url, work, kind="read")
         return result.final.detail == str(True)
 
     def on_rank_zero(
@@ -187,36 +174,39 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        return self._joint(op, url, work, kind=kind).final
+        return self._joint(op, url, Asked(self.storage, url, work), kind=kind).final
 
     def _joint(
         self,
         op: str,
         url: str,
-        work: Callable[[CancelToken], Any] | None,
+        work: Work | None,
         *,
         kind: str = "write",
-        timeout_s: float | None = None,
-        storage: Storage | None = None,
+        by_all: bool = False,
+        is_guarded: bool = True,
     ) -> JointResult:
         self._seq += 1
-        circuit = self._breakers.circuit(url, kind)
+        breakers = self.alone.breakers
+        storage = self.storage if work is None else work.storage
         joint = Joint(
             op=op,
             seq=self._seq,
             # Paths may hold a metric that is not the same on every rank, and only rank 0's counts.
             digest="",
             subject=redacted(url),
-            workers=(0,),
-            circuit=circuit,
-            patience=self._breakers.patience(url, kind, storage or self.storage),
+            workers=tuple(range(self.member.world_size)) if by_all else (0,),
+            circuit=breakers.circuit(url, kind) if is_guarded else None,
+            patience=breakers.patience(url, kind, storage),
             deadline_s=self._policy.retry.deadline_s,
         )
-        part = None
-        if self.member.rank == 0 and work is not None:
-            call = self._call(op, url, work, kind=kind, timeout_s=timeout_s, storage=storage)
-            part = self._part(circuit, call)
-        result = self.driver.run(perform(self.member, joint, part))
+        works = work is not None and self.member.rank in joint.workers
+        try:
+            part = self._part(joint, work, kind) if work is not None and works else None
+            result: JointResult = self.driver.run(perform(self.member, joint, part))
+        finally:
+            if work is not None:
+                work.close()
         self._raise(result, joint.seq)
         self._stop_alone(op)
         return result
@@ -224,76 +214,30 @@ class Session:
     def _stop_alone(self, op: str) -> None:
         # The operation went well, and the signal may wait for the end of the step. Not so where
         # another rank has left already: the collective that follows would fail for its absence.
-        if self._is_stopping() and self._breakers.run(op, someone_left(self.member)):
+        if self._is_stopping() and self.alone.breakers.run(op, someone_left(self.member)):
             self.driver.interrupt()
 
-    def _call(
-        self,
-        op: str,
-        url: str,
-        work: Callable[[CancelToken], Any],
-        *,
-        kind: str,
-        timeout_s: float | None = None,
-        storage: Storage | None = None,
-    ) -> GuardedCall:
-        storage = storage or self.storage
-        return GuardedCall(
-            work=work,
-            operation=op,
-            target=redacted(url),
-            policy=self._policy.retry,
-            patience=self._breakers.patience(url, kind, storage),
-            timeout_s=timeout_s,
-            rebuild=partial(storage.rebuild, url),
-            drop_caches=partial(storage.drop_caches, url),
-        )
+    def _part(self, joint: Joint, work: Work, kind: str) -> Part:
+        by_all = len(joint.workers) > 1
 
-    # Guarded, by this rank alone ------------------------------------------------------------------
-
-    def guarded_filesystem(self, url: str) -> AbstractFileSystem:
-        """Return a filesystem whose every operation is guarded, for callers that are not joint."""
-        return guarded(self.storage.place(url).fs, run=self._run_operation)
-
-    def _run_operation(  # noqa: PLR0917 - called as a Runner
-        self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /
-    ) -> T:
-        url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))
-        kind = operation_class(operation)
-        call = replace(
-            self._call(operation, url, work, kind=kind),
-            # It has a client and caches of its own, which the storage knows nothing of.
-            rebuild=lambda: _renew(fs),
-            drop_caches=fs.invalidate_cache,
-        )
-        try:
-            done: Guarded = self._breakers.run(
-                operation, guard(self._breakers.circuit(url, kind), call)
-            )
-            value: T = done.value
-        except RetriesExhaustedError as error:
-            failure = failure_to_raise(error)
-        else:
-            return value
-        # Outside the handler, which would make its own error this one's context.
-        raise failure
-
-    def _part(self, circuit: Circuit, call: GuardedCall) -> Part:
         def report(error: BaseException) -> Any:
-            outcome = call.patience.classify(error)
-            return report_of(error, rank=self.member.rank, outcome=outcome)
+            return report_of(error, rank=self.member.rank, outcome=joint.patience.classify(error))
 
         def detail(done: Guarded) -> str:
-            value = done.value
+            # A checkpoint that was loaded is nothing to tell the others.
+            value = None if joint.op == "load" else done.value
             return "" if value is None else str(getattr(value, "digest", value))
 
-        first = None if call.operation == "remove" else self._removal_first()
+        first = None if joint.op == "remove" else self._removal_first()
 
         def run(started_at_s: float) -> Protocol[Guarded]:
             if first is not None:
                 with contextlib.suppress(ResilienceError):
                     yield from first
-            return (yield from guard(circuit, call, started_at_s))
+            if joint.circuit is None:
+                return (yield from hand_over(work, started_at_s))
+            call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
+            return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
 
         return Part(run=run, detail=detail, outcome=report)
 
@@ -302,10 +246,10 @@ class Session:
         # It must not fail the operation that it comes before, so it may stay for later.
         if not self._removals:
             return None
-        url = self._removals[0][0]
-        call = self._call("remove", url, self._remove_all, kind="write")
+        url = self._removals[0].url
+        call = self.alone.call("remove", self._removing(url), kind="write")
         hasty = replace(call, patience=replace(call.patience, when_open="raise"))
-        return guard(self._breakers.circuit(url, "write"), hasty)
+        return guard(self.alone.breakers.circuit(url, "write"), hasty)
 
     def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error
@@ -323,7 +267,7 @@ class Session:
 
     def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker, read anew where the store answers."""
-        return self._breakers.reports(hurry=hurry)
+        return self.alone.reports(hurry=hurry)
 
     def close(self) -> None:
         """Do what is left to do, and let the helper thread and the connection go. Idempotent."""
@@ -342,21 +286,22 @@ class Session:
         if self._removals_failed:
             self._tell_what_is_left("the last removal failed")
             return
-        url = self._removals[0][0]
-        timeout_s = self._policy.breaker.probe_timeout_s
-        call = self._call("remove", url, self._remove_all, kind="write", timeout_s=timeout_s)
+        url = self._removals[0].url
+        call = self.alone.call("remove", self._removing(url), kind="write")
         hasty = replace(
             call,
             policy=replace(call.policy, max_attempts=1, unknown_max_attempts=1),
             patience=replace(call.patience, when_open="raise"),
+            timeout_s=self._policy.breaker.probe_timeout_s,
         )
+        breakers = self.alone.breakers
         try:
-            self._breakers.run("remove", guard(self._breakers.circuit(url, "write"), hasty))
+            breakers.run("remove", guard(breakers.circuit(url, "write"), hasty))
         except ResilienceError as error:
             self._tell_what_is_left(str(error))
 
     def _tell_what_is_left(self, why: str) -> None:
-        left = ", ".join(redacted(url) for url, _ in self._removals)
+        left = ", ".join(redacted(removal.url) for removal in self._removals)
         _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
 
     def _let_go(self) -> None:

@@ -9,7 +9,8 @@ does, and leaves the collective out. Handlers that were there before Lightning's
 Lightning as before.
 
 A wait looks at the flag several times a second and ends with Lightning's own exception for it,
-once: what is saved on that exception may wait again.
+once: what is saved on that exception may wait again. What a background thread still writes waits no
+longer once training has failed or was told to stop.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Termination:
         self._exception = sigterm_exception(trainer)
         self._pid = os.getpid()
         self._pending = False
+        self._is_failing = False
         self._thread = threading.current_thread()
         owner, name = sigterm_notifier(trainer)
         self._owner = owner
@@ -67,15 +69,23 @@ class Termination:
         return self._pending
 
     def check(self) -> None:
-        """Raise Lightning's exception for SIGTERM in the Trainer's thread, once a signal."""
-        if self._pending and threading.current_thread() is self._thread:
+        """Raise Lightning's exception for SIGTERM: in the Trainer's thread once a signal.
+
+        In a background thread, in every wait once training is ending without success: nobody is
+        left who would wait for it.
+        """
+        if threading.current_thread() is not self._thread:
+            if self._is_failing or self._owner.received_sigterm:
+                raise self._exception
+        elif self._pending:
             self._pending = False
             # Not in the handler, which may have interrupted another log call.
             _log.info("SIGTERM was received: this wait ends, and training stops.")
             raise self._exception
 
     def acknowledge(self) -> None:
-        """Take note that the Trainer is stopping already."""
+        """Take note that the Trainer is stopping already, for an exception."""
+        self._is_failing = True
         if self._pending:
             self._pending = False
             _log.info("SIGTERM was received: training stops.")

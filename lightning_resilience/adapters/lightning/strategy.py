@@ -1,11 +1,15 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks on the strategy: save and remove become joint operations, and ``teardown`` puts all back.
+"""Hooks on the strategy: save, load and remove are joint, and ``teardown`` puts all back.
 
 They sit on the strategy and not in the ``CheckpointIO``, because Lightning calls the latter on rank
 0 alone in places where no other rank takes part (launchers and tuners, for their temporary files).
 They sit on the *instance*, from ``setup`` on: a patched instance could not be sent to a spawned
 process.
+
+A ``CheckpointIO`` that passes on to another (``AsyncCheckpointIO``) stays where it is, and the
+inner one is guarded for the time of the fit: what is written in the background waits and retries on
+its own thread. That is not joint; only its handing over is.
 
 ``teardown`` of the strategy is what Lightning runs at every end, also after an exception; the
 ``teardown`` hooks of callbacks are not called then.
@@ -13,12 +17,22 @@ process.
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.adapters.lightning.checkpoint_io import ForeignSave, StagedSave
-from lightning_resilience.adapters.lightning.namespaces import is_stock_io, is_wrapping_io
+import torch
+
+from lightning_resilience.adapters.lightning.namespaces import (
+    innermost_wrapper,
+    is_wrapping_io,
+)
+from lightning_resilience.adapters.lightning.resilient_io import (
+    ResilientCheckpointIO,
+    format_of,
+)
+from lightning_resilience.adapters.lightning.work import HandedOver
 
 
 if TYPE_CHECKING:
@@ -26,14 +40,20 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.lightning.patches import Patches
     from lightning_resilience.adapters.lightning.session import Session
-    from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["hook_strategy"]
+__all__ = ["hook_loads", "hook_strategy"]
+
+_log = logging.getLogger(__name__)
 
 
 def hook_strategy(
-    strategy: Any, session: Session, patches: Patches, *, at_end: Callable[[], None]
+    strategy: Any,
+    session: Session,
+    patches: Patches,
+    *,
+    at_end: Callable[[], None],
+    is_failing: Callable[[], bool],
 ) -> None:
     """Replace the strategy's methods on the instance.
 
@@ -41,19 +61,51 @@ def hook_strategy(
         strategy: The Trainer's strategy.
         session: This rank's session.
         patches: Remembers what was replaced.
-        at_end: Called when the strategy is torn down, before it is.
+        at_end: Called when the strategy is torn down: before it is, or after it where a background
+            thread may still write.
+        is_failing: Whether the Trainer is being torn down for an exception.
     """
     patches.replace(strategy, "save_checkpoint", partial(_save, strategy, session))
     patches.replace(strategy, "remove_checkpoint", partial(_remove, strategy, session))
     teardown = strategy.teardown
-
-    def torn_down() -> None:
-        try:
-            at_end()
-        finally:
-            teardown()
-
+    wrapper = innermost_wrapper(strategy.checkpoint_io)
+    if wrapper is None:
+        torn_down = partial(_in_order, at_end, teardown)
+    else:
+        _guard_inside(wrapper, session, patches)
+        waited_for = partial(_wait_for_writes, teardown, is_failing)
+        torn_down = partial(_in_order, waited_for, at_end)
     patches.replace(strategy, "teardown", torn_down)
+
+
+def hook_loads(strategy: Any, session: Session, patches: Patches) -> None:
+    """Replace the strategy's method for loading, which every rank calls."""
+    patches.replace(strategy, "load_checkpoint", partial(_load, strategy, session))
+
+
+def _in_order(first: Callable[[], None], then: Callable[[], None]) -> None:
+    try:
+        first()
+    finally:
+        then()
+
+
+def _guard_inside(wrapper: Any, session: Session, patches: Patches) -> None:
+    inner = wrapper.checkpoint_io
+    if not isinstance(inner, ResilientCheckpointIO):
+        inner = ResilientCheckpointIO(inner)
+        patches.replace(wrapper, "_checkpoint_io", inner)
+    patches.replace(inner, "adopted_by", session.alone)
+
+
+def _wait_for_writes(teardown: Callable[[], None], is_failing: Callable[[], bool]) -> None:
+    try:
+        teardown()
+    except BaseException as error:
+        if not is_failing():
+            raise
+        # What ended training stays the exception that the user sees.
+        _log.warning("a checkpoint was not written in the background: %r", error)
 
 
 def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
@@ -64,31 +116,49 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     storage_options: Any = None,
 ) -> None:
     url = os.fspath(filepath)
+    checkpoint_io = strategy.checkpoint_io
+    if is_wrapping_io(checkpoint_io):
+        pass_on = partial(
+            checkpoint_io.save_checkpoint, checkpoint, filepath, storage_options=storage_options
+        )
+        work = HandedOver(session.storage, url, pass_on) if strategy.is_global_zero else None
+        session.hand_over("save", url, work)
+        return
     if not strategy.is_global_zero:
         session.save(url, None)
         return
-    checkpoint_io = strategy.checkpoint_io
-    if is_stock_io(checkpoint_io):
-        storage = session.storage.with_options(storage_options)
-        session.save(url, StagedSave(storage, url, checkpoint, nonce=session.driver.dice.nonce))
-        return
-    write = partial(
-        checkpoint_io.save_checkpoint, checkpoint, filepath, storage_options=storage_options
+    format_ = format_of(checkpoint_io)
+    session.save(
+        url,
+        format_.save(
+            session.storage,
+            url,
+            checkpoint,
+            nonce=session.driver.dice.nonce,
+            storage_options=storage_options,
+        ),
     )
-    # AsyncCheckpointIO and its like write later, so there is nothing to see yet.
-    verify = not is_wrapping_io(checkpoint_io)
-    session.save(url, ForeignSave(session.storage, url, write, verify=verify))
+
+
+def _load(
+    strategy: Any, session: Session, checkpoint_path: str | os.PathLike[str], **options: Any
+) -> Any:
+    url = os.fspath(checkpoint_path)
+    checkpoint_io = strategy.checkpoint_io
+    # As the strategy's own does.
+    torch.cuda.empty_cache()
+    if is_wrapping_io(checkpoint_io):
+        pass_on = partial(checkpoint_io.load_checkpoint, checkpoint_path, **options)
+        work = HandedOver(session.storage, url, pass_on)
+        return session.hand_over("load", url, work, by_all=True)
+    format_ = format_of(checkpoint_io)
+    nonce = session.driver.dice.nonce
+    return session.load(url, format_.load(session.storage, url, nonce=nonce, options=options))
 
 
 def _remove(strategy: Any, session: Session, filepath: str | os.PathLike[str]) -> None:
     url = os.fspath(filepath)
     checkpoint_io = strategy.checkpoint_io
-    if is_stock_io(checkpoint_io):
-        session.remove(url, partial(session.storage.remove, url))
-        return
-
-    def remove(token: CancelToken) -> None:
-        token.raise_if_cancelled()
-        checkpoint_io.remove_checkpoint(filepath)
-
-    session.remove(url, remove)
+    wrapper = innermost_wrapper(checkpoint_io)
+    inner = checkpoint_io if wrapper is None else wrapper.checkpoint_io
+    session.remove(format_of(inner).remove(session.storage, url))

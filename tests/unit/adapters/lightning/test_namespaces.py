@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from datetime import timedelta
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from lightning_resilience import ResilientCheckpointIO
 from lightning_resilience.adapters.lightning import namespaces
 
 
@@ -82,6 +84,32 @@ def test_an_io_that_passes_on_is_recognised(home: str) -> None:
     assert namespaces.is_wrapping_io(kind())
 
 
+def test_the_innermost_of_those_that_pass_on_is_found(home: str, fabric: Any) -> None:
+    """Its inner one is what writes, however many are around it."""
+    kind = import_module(f"{home}.plugins.io").AsyncCheckpointIO
+    inner = kind(fabric.TorchCheckpointIO())
+
+    assert namespaces.innermost_wrapper(kind(inner)) is inner
+    assert namespaces.innermost_wrapper(fabric.TorchCheckpointIO()) is None
+
+
+def test_weights_only_is_what_this_lightning_says(fabric: Any, home: str) -> None:
+    """From 2.6 on it is left to torch; before, there was no such argument, and all is loaded."""
+    load = fabric.TorchCheckpointIO.load_checkpoint
+    expected = None if "weights_only" in inspect.signature(load).parameters else False
+
+    assert namespaces.default_weights_only(fabric.TorchCheckpointIO()) is expected
+    assert HOMES[home] in fabric.TorchCheckpointIO.__module__
+
+
+def test_a_checkpoint_io_of_ours_is_one_of_theirs() -> None:
+    """A Trainer takes it for a plugin, and the stock one can be made."""
+    kinds = namespaces.checkpoint_io_bases()
+
+    assert issubclass(ResilientCheckpointIO, kinds)
+    assert namespaces.is_stock_io(namespaces.stock_io())
+
+
 def test_the_exception_for_sigterm_is_the_trainers_own(home: str) -> None:
     """Lightning handles its own class, not that of the other distribution."""
     found = namespaces.sigterm_exception(trainer_of(home))
@@ -129,6 +157,15 @@ def test_strategies_in_which_rank_zero_writes_are_covered(
     assert namespaces.writes_on_rank_zero(trainer) is covered
 
 
+def test_a_strategy_that_loads_in_its_own_way_is_found(home: str) -> None:
+    """What it does besides is not known, so it is left to it."""
+    base = import_module(f"{home}.strategies").SingleDeviceStrategy
+    kind = type("LoadsItself", (base,), {"load_checkpoint": lambda *_args: None})
+
+    assert namespaces.loads_through_io(trainer_of(home))
+    assert not namespaces.loads_through_io(trainer_of(home, strategy=kind("cpu")))
+
+
 @pytest.mark.parametrize("name", ["save_checkpoint", "remove_checkpoint"])
 def test_strategies_that_write_in_their_own_way_are_not(name: str, home: str) -> None:
     """Whatever they do there, it is not known to be rank 0's work."""
@@ -141,8 +178,8 @@ def test_strategies_that_write_in_their_own_way_are_not(name: str, home: str) ->
 
 def test_the_group_timeout_is_the_strategys_in_seconds() -> None:
     """Without one it is torch's default."""
-    with_one = SimpleNamespace(strategy=SimpleNamespace(_timeout=timedelta(minutes=2)))
-    without = SimpleNamespace(strategy=SimpleNamespace())
+    with_one = SimpleNamespace(_timeout=timedelta(minutes=2))
+    without = SimpleNamespace()
 
     assert namespaces.process_group_timeout_s(with_one) == 120.0
     assert namespaces.process_group_timeout_s(without) == 1800.0
@@ -150,11 +187,13 @@ def test_the_group_timeout_is_the_strategys_in_seconds() -> None:
 
 @pytest.mark.slow
 def test_one_class_fits_the_distributions_that_are_imported() -> None:
-    """With both imported, the callback is a ``Callback`` of both."""
+    """With both imported, ours are a ``Callback`` and a ``CheckpointIO`` of both."""
     script = (
         "import lightning.pytorch, pytorch_lightning, lightning_resilience as r; "
         "homes = lightning.pytorch, pytorch_lightning; "
-        "print(*(issubclass(r.ResilienceCallback, home.Callback) for home in homes))"
+        "print(*(issubclass(r.ResilienceCallback, home.Callback) for home in homes)); "
+        "import lightning.fabric.plugins as a, lightning_fabric.plugins as b; "
+        "print(*(issubclass(r.ResilientCheckpointIO, home.CheckpointIO) for home in (a, b)))"
     )
 
     ran = subprocess.run(
@@ -165,4 +204,4 @@ def test_one_class_fits_the_distributions_that_are_imported() -> None:
         check=True,
     )
 
-    assert ran.stdout.split() == ["True", "True"]
+    assert ran.stdout.split() == ["True"] * 4

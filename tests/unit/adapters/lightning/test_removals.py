@@ -10,6 +10,7 @@ import pytest
 
 from lightning_resilience.adapters.lightning.breakers import Policy
 from lightning_resilience.adapters.lightning.session import Session
+from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.outcome import classify
@@ -81,7 +82,7 @@ def asked_to_remove(session: Session, path: Path) -> list[str]:
         session.storage.remove(str(path), token)
         removed.append(path.name)
 
-    session.remove(str(path), remove)
+    session.remove(Asked(session.storage, str(path), remove))
     return removed
 
 
@@ -132,7 +133,7 @@ def test_a_removal_that_fails_does_not_fail_what_comes_next(
             raise refusals.pop()
         removed.append("old.ckpt")
 
-    session.remove(str(tmp_path / "old.ckpt"), remove)
+    session.remove(Asked(session.storage, str(tmp_path / "old.ckpt"), remove))
 
     first = session.exists(str(tmp_path))
     assert (first, removed) == (True, [])
@@ -167,8 +168,10 @@ def test_an_abandoned_removal_takes_nothing_off_its_successors_list(
             del session._removals[0]
         removed.append("a.ckpt")
 
-    session.remove(str(tmp_path / "a.ckpt"), remove_late)
-    session.remove(str(tmp_path / "b.ckpt"), lambda _token: removed.append("b.ckpt"))
+    session.remove(Asked(session.storage, str(tmp_path / "a.ckpt"), remove_late))
+    session.remove(
+        Asked(session.storage, str(tmp_path / "b.ckpt"), lambda _token: removed.append("b.ckpt"))
+    )
 
     with pytest.raises(CallTimeoutError):
         session._remove_all(abandoned)
@@ -189,7 +192,7 @@ def test_a_removal_that_was_interrupted_is_not_begun_again_at_the_end(
         begun.append("old.ckpt")
         raise SystemExit
 
-    session.remove(str(tmp_path / "old.ckpt"), remove)
+    session.remove(Asked(session.storage, str(tmp_path / "old.ckpt"), remove))
     with pytest.raises(SystemExit):
         session.exists(str(tmp_path))
 

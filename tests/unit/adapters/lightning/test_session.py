@@ -4,12 +4,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from lightning.pytorch import Callback
 
+from lightning_resilience import BreakerConfig, RetryPolicy
+from lightning_resilience.adapters.lightning.breakers import Breakers, Policy
 from lightning_resilience.adapters.storage import parent_of
+from lightning_resilience.core.outcome import classify
+from lightning_resilience.core.records import Keys
+from lightning_resilience.protocols.joint import Member
 from tests.faulty_filesystem import Rule
 from tests.lightning_job import find, make_data, make_model, make_trainer
 from tests.single_rank import fit, names, plan_in_use
@@ -17,6 +23,7 @@ from tests.single_rank import fit, names, plan_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.lightning_job import Job
 
@@ -38,6 +45,27 @@ if TYPE_CHECKING:
 def test_a_probe_works_where_the_checkpoint_is(url: str, directory: str) -> None:
     """It is the folder of the file, or the folder itself, never a name that does not exist."""
     assert parent_of(url) == directory
+
+
+def test_every_host_reads_and_one_writes(tmp_path: Path) -> None:
+    """Of a breaker's hosts a quorum must vote, so there are as many as use the storage."""
+    keys = Keys(run_id="run", incarnation="1")
+    member = Member(
+        keys=keys,
+        rank=3,
+        world_size=4,
+        timeout_s=10.0,
+        beat_s=1.0,
+        on_outage="wait",
+        store_patience_s=10.0,
+    )
+    driver: Any = SimpleNamespace(run=lambda *_args: None)
+    policy = Policy(retry=RetryPolicy(), breaker=BreakerConfig(), classify=classify)
+
+    breakers = Breakers(member, policy=policy, driver=driver, hosts=4)
+
+    hosts = [breakers.circuit(f"{tmp_path}/a.ckpt", kind).hosts for kind in ("read", "write")]
+    assert hosts == [4, 1]
 
 
 @pytest.mark.integration

@@ -1,0 +1,163 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Guarded calls that one rank makes by itself, from any thread.
+
+What is joint is in ``session``. Here is the rest: what rank 0 asks storage alone, what a background
+thread writes, and all that a ``ResilientCheckpointIO`` does without the callback. A thread has
+breakers of its own, which remember what it has seen; the shared records behind them are the same.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from lightning_resilience.adapters.filesystem import guarded
+from lightning_resilience.adapters.lightning.breakers import Breakers
+from lightning_resilience.adapters.lightning.work import Operation, carry_out
+from lightning_resilience.adapters.storage import redacted
+from lightning_resilience.core.events import CheckpointPublished
+from lightning_resilience.core.outcome import operation_class
+from lightning_resilience.core.retry import failure_to_raise
+from lightning_resilience.errors import RetriesExhaustedError
+from lightning_resilience.protocols.guard import Guarded, GuardedCall
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsspec import AbstractFileSystem
+
+    from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
+    from lightning_resilience.adapters.lightning.work import Work
+    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.joint import Member
+    from lightning_resilience.runtime.driver import Driver
+
+
+__all__ = ["Alone", "adopt_device"]
+
+T = TypeVar("T")
+
+
+def adopt_device() -> Callable[[], None]:
+    """Return what another thread has to run to work on this thread's CUDA device."""
+    # Asking for the device of a process that does not use CUDA would make it use CUDA.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch has no types here
+        return partial(torch.cuda.set_device, torch.cuda.current_device())
+    return lambda: None
+
+
+class Alone:
+    """One rank's guarded calls.
+
+    Args:
+        member: Who this rank is.
+        policy: How to retry, break and classify.
+        driver: Runs protocols.
+        storage: Clients of storage.
+        hosts: Hosts on which ranks load checkpoints.
+    """
+
+    def __init__(
+        self, member: Member, *, policy: Policy, driver: Driver, storage: Storage, hosts: int = 1
+    ) -> None:
+        self.driver = driver
+        self.storage = storage
+        self._policy = policy
+        self._new_breakers = partial(Breakers, member, policy=policy, driver=driver, hosts=hosts)
+        self._local = threading.local()
+        self._all: list[Breakers] = []
+
+    @property
+    def breakers(self) -> Breakers:
+        """The breakers of the thread that asks."""
+        breakers: Breakers | None = getattr(self._local, "breakers", None)
+        if breakers is None:
+            breakers = self._local.breakers = self._new_breakers()
+            self._all.append(breakers)
+        return breakers
+
+    def call(self, op: str, work: Work, *, kind: str, collective: bool = False) -> GuardedCall:
+        """Describe the attempts of ``work`` to a guard."""
+        retry = self._policy.retry
+        return GuardedCall(
+            work=work.attempt,
+            operation=op,
+            target=redacted(work.url),
+            policy=retry,
+            patience=self.breakers.patience(work.url, kind, work.storage),
+            timeout_s=None if work.marks_progress else retry.deadline_s,
+            rebuild=work.rebuild,
+            drop_caches=work.drop_caches,
+            collective=collective,
+        )
+
+    def run(self, op: str, work: Work, *, kind: str) -> Guarded:
+        """Do ``work`` under the breaker and the retry policy.
+
+        Raises:
+            RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
+            CircuitOpenError: The storage was ill for longer than ``deadline_s``.
+            JointUnavailableError: The shared store did not answer for too long.
+            BaseException: The storage's own, where repeating is no option: a missing file, a
+                denial, a full disk.
+        """
+        try:
+            circuit = self.breakers.circuit(work.url, kind)
+            done: Guarded = self.breakers.run(
+                op, carry_out(circuit, self.call(op, work, kind=kind), work)
+            )
+        except RetriesExhaustedError as error:
+            failure = failure_to_raise(error)
+        else:
+            return done
+        finally:
+            work.close()
+            # A background thread may be gone before anybody could let its helper go.
+            self.driver.close()
+        # Outside the handler, which would make its own error this one's context.
+        raise failure
+
+    def save(self, work: Work) -> None:
+        """Save a checkpoint; it raises what ``run`` raises."""
+        self.tell(work.url, self.run("save", work, kind="write"))
+
+    def tell(self, url: str, done: Guarded) -> None:
+        """Report a checkpoint that was saved, where its size is known."""
+        if done.value is not None:
+            self.driver.sink.emit(
+                CheckpointPublished(
+                    path=redacted(url),
+                    size_bytes=done.value.size_bytes,
+                    digest=done.value.digest,
+                    attempts=done.attempts,
+                    elapsed_s=done.elapsed_s,
+                )
+            )
+
+    def guarded_filesystem(self, url: str) -> AbstractFileSystem:
+        """Return a filesystem whose every operation is guarded."""
+        return guarded(self.storage.place(url).fs, run=self._run_operation)
+
+    def _run_operation(  # noqa: PLR0917 - called as a Runner
+        self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /
+    ) -> T:
+        url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))
+        asked = Operation(self.storage, url, work, fs=fs)
+        value: T = self.run(operation, asked, kind=operation_class(operation)).value
+        return value
+
+    def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
+        """Return what the asking thread knows of every breaker; see ``Breakers.reports``.
+
+        Of those that only other threads have used, it is what they saw last.
+        """
+        found: dict[str, BreakerReport] = {}
+        for breakers in [*self._all]:
+            found |= breakers.known()
+        return found | self.breakers.reports(hurry=hurry)

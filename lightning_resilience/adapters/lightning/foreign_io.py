@@ -1,0 +1,230 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own ``CheckpointIO``: called with a path on this node, or as a whole.
+
+It keeps its format. By default it writes a *staged* file or directory and reads a fetched one, and
+between the node and the storage everything is ours: published at once where the storage can,
+verified, repeated, abandoned when it stalls. Its own code then never meets an ill storage.
+
+The staged path is the checkpoint's own name in a new directory, so that an IO that looks at the
+name finds what it expects, and what it writes besides is seen. One that ignores the path, or needs
+the real URL, is found out by what is not there, and is used with ``staging=False``: it is called as
+a whole under the guard, and the storage is asked afterwards.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.adapters.lightning.work import Work
+from lightning_resilience.adapters.staging import staging_name
+from lightning_resilience.adapters.storage import is_local
+from lightning_resilience.adapters.trees import Publication, fetch, measure
+from lightning_resilience.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.adapters.trees import Tree
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["FetchedLoad", "LocalSave", "WholeLoad", "WholeSave"]
+
+
+class _OnThisNode(Work):
+    """Work in directories of its own."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        *,
+        nonce: Callable[[], str],
+        call: Callable[[str], Any],
+    ) -> None:
+        super().__init__(storage, url)
+        self._nonce = nonce
+        self._call = call
+        self._directories: list[str] = []
+
+    def _spooled_path(self) -> str:
+        directory = Path(self.storage.spool_directory, staging_name(self._nonce()))
+        self._directories.append(str(directory))
+        return self._path_in(directory)
+
+    def _path_in(self, directory: Path) -> str:
+        directory.mkdir(parents=True)
+        return str(directory / self.url.rstrip("/").rpartition("/")[2])
+
+    def close(self) -> None:
+        """Remove the directories of the spool directory."""
+        for directory in self._directories:
+            _discard(directory)
+
+
+def _discard(directory: str | Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+class LocalSave(_OnThisNode):
+    """A save by a user's own ``CheckpointIO`` to a staged path, which we publish.
+
+    Args:
+        storage: Clients of storage.
+        url: Where the checkpoint goes.
+        nonce: Makes names for staged directories.
+        call: Has the checkpoint written to a path on this node.
+    """
+
+    has_steps = True
+    _publication: Publication | None = None
+
+    @property
+    def marks_progress(self) -> bool:  # type: ignore[override] # here it depends on the target
+        """Whether an attempt only publishes."""
+        return not is_local(self.url)
+
+    def prepare(self, token: CancelToken) -> None:
+        """Stage for storage that is not a filesystem.
+
+        Raises:
+            ConfigError: Nothing was written to the path, or not only there.
+        """
+        if not is_local(self.url):
+            self._publication = self._stage(self._spooled_path(), token)
+
+    def attempt(self, token: CancelToken) -> Tree:
+        """Publish what is staged; for a filesystem, stage beside the target first.
+
+        Raises:
+            ConfigError: Nothing was written to the path, or not only there.
+            CheckpointError: The storage reports another size than was written, or nothing.
+            OSError: What the filesystem or the storage raised.
+        """
+        token.raise_if_cancelled()
+        place = self.storage.place(self.url)
+        if self._publication is not None:
+            return self._publication.attempt(place, token)
+        # Beside the target, where a rename is possible. That is the filesystem whose health is in
+        # question, so each attempt writes anew, and takes away what it has made.
+        directory = Path(place.path).parent / staging_name(self._nonce())
+        try:
+            return self._stage(self._path_in(directory), token).attempt(place, token)
+        finally:
+            _discard(directory)
+
+    def _stage(self, path: str, token: CancelToken) -> Publication:
+        self._call(path)
+        token.raise_if_cancelled()
+        _refuse_strays(path)
+        return Publication(tree=measure(path, token), aside=f"{path}.replaced")
+
+
+def _refuse_strays(path: str) -> None:
+    # Looked at as a whole: an IO that adds an ending to the name has staged something else.
+    staged = Path(path)
+    found = sorted(item.name for item in staged.parent.iterdir())
+    is_empty = staged.is_dir() and not any(item.is_file() for item in staged.rglob("*"))
+    if found == [staged.name] and not is_empty:
+        return
+    there = ", ".join(found) if found and not is_empty else "nothing"
+    message = (
+        f"the CheckpointIO was given the staged path {path} to write one file or one directory "
+        f"to, raised nothing, and {there} is there. One that ignores the path, adds to it, or "
+        "needs the real one is used by plugins=[ResilientCheckpointIO(inner=..., staging=False)]."
+    )
+    raise ConfigError(message)
+
+
+class FetchedLoad(_OnThisNode):
+    """A load by a user's own ``CheckpointIO`` from what we have fetched to this node.
+
+    Args:
+        storage: Clients of storage.
+        url: The checkpoint.
+        nonce: Makes names for what is fetched.
+        call: Has the checkpoint read from a path on this node.
+    """
+
+    has_steps = True
+
+    def attempt(self, token: CancelToken) -> str:
+        """Fetch it.
+
+        Raises:
+            FileNotFoundError: The storage says that it is not there.
+            OSError: What the storage raised.
+        """
+        token.raise_if_cancelled()
+        path = self._spooled_path()
+        try:
+            return fetch(self.storage.place(self.url), path, token)
+        except BaseException:
+            # One part of a large checkpoint for each attempt would fill the disk.
+            _discard(Path(path).parent)
+            raise
+
+    def finish(self, value: Any, token: CancelToken) -> Any:
+        """Read what was fetched."""
+        token.raise_if_cancelled()
+        return self._call(value)
+
+
+class WholeSave(Work):
+    """A save by a user's own ``CheckpointIO``, which is called as a whole and marks no progress.
+
+    Args:
+        storage: Clients of storage, to verify.
+        url: Where the checkpoint goes.
+        write: Saves the checkpoint.
+    """
+
+    marks_progress = False
+
+    def __init__(self, storage: Storage, url: str, write: Callable[[], Any]) -> None:
+        super().__init__(storage, url)
+        self._write = write
+
+    def attempt(self, token: CancelToken) -> None:
+        """Save the checkpoint and ask the storage whether it is there, and new.
+
+        Raises:
+            OSError: It is not, although nothing was raised. That is a failure of the unknown kind:
+                it may have been dropped because it is not allowed, and repeating has its limit.
+        """
+        token.raise_if_cancelled()
+        before = self.storage.stamp(self.url, token)
+        self._write()
+        after = self.storage.stamp(self.url, token)
+        if after is None:
+            message = f"the CheckpointIO raised nothing, but {self.url} does not exist"
+            raise OSError(message)
+        if after and after == before:
+            message = f"the CheckpointIO raised nothing, but {self.url} is still the older file"
+            raise OSError(message)
+
+
+class WholeLoad(Work):
+    """A load by a user's own ``CheckpointIO``, which is called as a whole and marks no progress.
+
+    Args:
+        storage: Clients of storage.
+        url: The checkpoint.
+        read: Loads the checkpoint.
+    """
+
+    marks_progress = False
+
+    def __init__(self, storage: Storage, url: str, read: Callable[[], Any]) -> None:
+        super().__init__(storage, url)
+        self._read = read
+
+    def attempt(self, token: CancelToken) -> Any:
+        """Load the checkpoint."""
+        token.raise_if_cancelled()
+        return self._read()

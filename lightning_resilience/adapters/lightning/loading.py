@@ -1,0 +1,164 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How a checkpoint in Lightning's own format gets out of storage: in pieces that mark progress.
+
+Lightning's stock ``TorchCheckpointIO`` opens an unguarded filesystem of its own, and hands the open
+file to ``torch.load``. Here it is our private one, read past every listing, and ``torch.load`` sees
+a file that reads no more than a piece at a time: each mark keeps a long load from being taken for a
+stall, and of the checkpoint only that piece is in memory twice.
+
+``torch.load`` reads from C++, and what an open file raises there comes out as something else, for
+example as a ``ValueError`` about a closed file. So the file remembers what it has raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from lightning_resilience.adapters.lightning.work import Work
+from lightning_resilience.adapters.object_store import find_info
+from lightning_resilience.adapters.private_filesystem import plain_url
+from lightning_resilience.adapters.staging import discard, staging_name
+from lightning_resilience.adapters.storage import redacted
+from lightning_resilience.adapters.trees import PIECE_BYTES, fetch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["MarkedFile", "TorchLoad", "on_cpu"]
+
+_BUFFER_BYTES: Final = 2**20
+
+
+class MarkedFile(io.RawIOBase):
+    """An open file that marks its progress, and remembers what it has raised.
+
+    Args:
+        file: A binary file that can seek; whoever opened it closes it.
+        token: Told of each piece, and asked before it whether the caller has given up.
+    """
+
+    def __init__(self, file: Any, token: CancelToken) -> None:
+        super().__init__()
+        self.error: BaseException | None = None
+        self._file = file
+        self._token = token
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read one piece, or less."""
+        view = memoryview(buffer).cast("B")[:PIECE_BYTES]
+        with self._remembering():
+            self._token.raise_if_cancelled()
+            data = self._file.read(len(view))
+            self._token.progress()
+        view[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go somewhere else in the file."""
+        with self._remembering():
+            self._file.seek(offset, whence)
+            return int(self._file.tell())
+
+    def tell(self) -> int:
+        """Tell where in the file this is."""
+        return int(self._file.tell())
+
+    @contextlib.contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+
+
+def on_cpu(storage: Any, location: str) -> Any:
+    """Leave a tensor where ``torch.load`` has read it to: Lightning's own ``map_location``."""
+    del location
+    return storage
+
+
+class TorchLoad(Work):
+    """A load by our own pipeline.
+
+    Args:
+        storage: Clients of storage.
+        url: The checkpoint.
+        nonce: Makes names for what is fetched.
+        options: ``map_location`` and ``weights_only`` of ``torch.load``.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        *,
+        nonce: Callable[[], str],
+        options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(storage, url)
+        self._nonce = nonce
+        self._options = dict(options)
+        self._names: list[str] = []
+
+    def attempt(self, token: CancelToken) -> Any:
+        """Read the checkpoint.
+
+        Raises:
+            FileNotFoundError: The storage says that it is not there.
+            OSError: What the filesystem or the storage raised.
+        """
+        token.raise_if_cancelled()
+        if plain_url(self.url).startswith("http"):
+            return self._load_a_copy(token)
+        place = self.storage.place(self.url)
+        if find_info(place.fs, place.path) is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(self.url))
+        with place.fs.open(place.path, "rb") as file:
+            return _load(file, token, self._options)
+
+    def _load_a_copy(self, token: CancelToken) -> Any:
+        # A web server need not be able to seek, and Lightning fetches the whole file as well; it
+        # also trusts such a file where nobody has said otherwise.
+        options = dict(self._options)
+        if options["weights_only"] is None:
+            options["weights_only"] = False
+        name = str(Path(self.storage.spool_directory, staging_name(self._nonce())))
+        self._names.append(name)
+        fetch(self.storage.place(self.url), name, token)
+        with Path(name).open("rb") as file:
+            return _load(file, token, options)
+
+    def close(self) -> None:
+        """Remove what was fetched."""
+        for name in self._names:
+            discard(name)
+
+
+def _load(file: Any, token: CancelToken, options: Mapping[str, Any]) -> Any:
+    marked = MarkedFile(file, token)
+    try:
+        return torch.load(io.BufferedReader(marked, _BUFFER_BYTES), **options)
+    except Exception as error:  # noqa: BLE001 - raised again, or what led to it
+        failure = marked.error or error
+    raise failure

@@ -1,0 +1,177 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is done for one checkpoint: attempts under a guard, with steps on the node around them.
+
+One object is one save, load or question. The guard repeats its ``attempt``; what needs no storage,
+such as writing a staged file in a format of the user's, comes before or after, once, and says
+nothing about the health of the storage. An attempt that was abandoned may still be running: it
+works on names of its own, and its token keeps it from publishing.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.adapters.filesystem import renew_client
+from lightning_resilience.protocols.effects import Call, Now
+from lightning_resilience.protocols.guard import Guarded, guard
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fsspec import AbstractFileSystem
+
+    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.circuit import Circuit
+    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.guard import GuardedCall
+
+
+__all__ = ["Asked", "HandedOver", "Operation", "Work", "carry_out", "hand_over"]
+
+
+class Work(ABC):
+    """What is done for one checkpoint.
+
+    Args:
+        storage: Clients of storage.
+        url: The checkpoint.
+    """
+
+    marks_progress = True
+    """Whether an attempt marks its progress; one that does not has ``deadline_s`` as a whole."""
+    has_steps = False
+    """Whether there is something to do on the node before or after the attempts."""
+
+    def __init__(self, storage: Storage, url: str) -> None:
+        self.storage = storage
+        self.url = url
+
+    def prepare(self, token: CancelToken) -> None:  # noqa: B027 - most have nothing to do
+        """Do what comes before the attempts, once."""
+
+    @abstractmethod
+    def attempt(self, token: CancelToken) -> Any:
+        """Do it, in one attempt of several."""
+
+    def finish(self, value: Any, token: CancelToken) -> Any:
+        """Make the result of what an attempt returned, once."""
+        del token
+        return value
+
+    def rebuild(self) -> None:
+        """Make a fresh client, after credentials were refused."""
+        self.storage.rebuild(self.url)
+
+    def drop_caches(self) -> None:
+        """Drop what is cached of the storage."""
+        self.storage.drop_caches(self.url)
+
+    def close(self) -> None:  # noqa: B027 - most leave nothing behind
+        """Remove what is left behind on this node."""
+
+
+class Asked(Work):
+    """A question or a request to storage that is one function.
+
+    Args:
+        storage: Clients of storage.
+        url: What it is about.
+        ask: The function.
+    """
+
+    def __init__(self, storage: Storage, url: str, ask: Callable[[CancelToken], Any]) -> None:
+        super().__init__(storage, url)
+        self._ask = ask
+
+    def attempt(self, token: CancelToken) -> Any:
+        """Ask."""
+        return self._ask(token)
+
+
+class Operation(Asked):
+    """One operation of a filesystem that has a client of its own, which ``Storage`` knows not of.
+
+    Args:
+        storage: Clients of storage.
+        url: What it is about.
+        ask: The operation.
+        fs: The filesystem.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        ask: Callable[[CancelToken], Any],
+        *,
+        fs: AbstractFileSystem,
+    ) -> None:
+        super().__init__(storage, url, ask)
+        self._fs = fs
+
+    def rebuild(self) -> None:
+        """Let that client read its credentials anew."""
+        renew_client(self._fs)
+
+    def drop_caches(self) -> None:
+        """Drop the caches of that filesystem."""
+        self._fs.invalidate_cache()
+
+
+class HandedOver(Work):
+    """What is left to a ``CheckpointIO`` that passes it on, maybe later, to a guarded one.
+
+    Args:
+        storage: Clients of storage.
+        url: The checkpoint.
+        pass_on: Calls that ``CheckpointIO``.
+    """
+
+    def __init__(self, storage: Storage, url: str, pass_on: Callable[[], Any]) -> None:
+        super().__init__(storage, url)
+        self._pass_on = pass_on
+
+    def attempt(self, token: CancelToken) -> Any:
+        """Pass it on."""
+        token.raise_if_cancelled()
+        return self._pass_on()
+
+
+def carry_out(
+    circuit: Circuit, call: GuardedCall, work: Work, *, started_at_s: float | None = None
+) -> Protocol[Guarded]:
+    """Do all of it: the steps on the node, and the attempts under the guard.
+
+    Args:
+        circuit: The breaker of the storage.
+        call: The attempts.
+        work: What they are attempts of.
+        started_at_s: When the operation began, on this process's clock; None for now.
+    """
+    if not work.has_steps:
+        return (yield from guard(circuit, call, started_at_s))
+    # These cannot mark their progress: they are somebody else's code.
+    yield Call(work.prepare, timeout_s=call.policy.deadline_s)
+    done = yield from guard(circuit, call, started_at_s)
+    value = yield Call(partial(work.finish, done.value), timeout_s=call.policy.deadline_s)
+    return replace(done, value=value)
+
+
+def hand_over(work: Work, started_at_s: float) -> Protocol[Guarded]:
+    """Do it without a guard and without a timeout: what is inside has both.
+
+    Args:
+        work: What is handed over.
+        started_at_s: When the operation began, on this process's clock.
+    """
+    # In a thread all the same, so that this rank shows that it lives, and can be interrupted.
+    value = yield Call(work.attempt, timeout_s=math.inf)
+    now_s: float = yield Now()
+    return Guarded(value=value, attempts=1, elapsed_s=now_s - started_at_s)

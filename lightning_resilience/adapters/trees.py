@@ -1,0 +1,243 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a foreign program has written, one file or a directory: measured, published, and fetched.
+
+===========  =======================================  ==============================================
+storage      a file                                   a directory
+===========  =======================================  ==============================================
+local        one rename                               one rename; with an older directory of that
+                                                      name it changes places, or, where the kernel
+                                                      cannot do that, after the older one was moved
+                                                      aside: for a moment there is none, and never
+                                                      half of one
+others       one put, as any checkpoint               what is there is removed, then file by file,
+                                                      in the order in which the program finished
+                                                      them
+===========  =======================================  ==============================================
+
+Object storage cannot show several files at once. A format that is made of several files says itself
+when it is complete, by what it writes last (an index, a list of shards), so the order of writing is
+kept: whoever comes in between finds files without their index, and not an index without its files.
+An older directory goes first, because a mixture of two would look complete. A reader that comes in
+between finds a part; give such checkpoints names that are not used again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
+
+import xxhash
+
+from lightning_resilience.adapters.object_store import find_info, fsync_directory
+from lightning_resilience.errors import CheckpointError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from lightning_resilience.adapters.storage import Place
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["PIECE_BYTES", "Publication", "Tree", "fetch", "measure"]
+
+PIECE_BYTES: Final = 8 * 2**20
+"""How much is read between two marks of progress, in bytes."""
+
+# Arguments of renameat2(2) on Linux: paths are relative to the working directory; both names stay.
+_HERE: Final = -100
+_EXCHANGE: Final = 2
+# What a rename says where something of another kind, or a directory that is not empty, is there.
+_OCCUPIED: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """A complete file or directory on this node that nobody sees yet.
+
+    Args:
+        path: Where it is.
+        sizes: The length of each file in bytes, by its path below ``path``, in the order in which
+            they were finished; a file itself has the empty name.
+        size_bytes: The length of all files.
+        digest: xxh3-128 of the names and bytes of all files, by name; of a file, of its bytes.
+    """
+
+    path: str
+    sizes: Mapping[str, int]
+    size_bytes: int
+    digest: str
+
+
+def measure(path: str, token: CancelToken) -> Tree:
+    """Synchronise what was written with its disk, and describe it.
+
+    Args:
+        path: A file or a directory.
+        token: Told of progress, and asked whether the caller has given up.
+
+    Raises:
+        FileNotFoundError: There is no file there.
+    """
+    root = Path(path)
+    files = [root] if root.is_file() else [item for item in root.rglob("*") if item.is_file()]
+    if not files:
+        raise FileNotFoundError(errno.ENOENT, "nothing was written", path)
+    # By name where a clock that is too coarse makes two of them equally old.
+    files.sort(key=lambda item: (item.stat().st_mtime_ns, str(item)))
+    names = {item: "" if item == root else item.relative_to(root).as_posix() for item in files}
+    digest = xxhash.xxh3_128()
+    for item in sorted(files):
+        digest.update(names[item].encode())
+        _read_through(item, digest, token)
+    sizes = {names[item]: item.stat().st_size for item in files}
+    return Tree(
+        path=path,
+        sizes=sizes,
+        size_bytes=sum(sizes.values()),
+        digest=f"xxh3-128:{digest.hexdigest()}",
+    )
+
+
+def _read_through(path: Path, digest: xxhash.xxh3_128, token: CancelToken) -> None:
+    with path.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            token.raise_if_cancelled()
+            digest.update(piece)
+            token.progress()
+        os.fsync(file.fileno())
+
+
+@dataclass(slots=True, kw_only=True)
+class Publication:
+    """A tree on its way into storage; an attempt goes on where the last has ended.
+
+    Args:
+        tree: What is published.
+        aside: A name on the same filesystem for what a local target has to make room for.
+    """
+
+    tree: Tree
+    aside: str
+    _published: set[str] = field(default_factory=set)
+    _is_cleared: bool = False
+
+    def attempt(self, place: Place, token: CancelToken) -> Tree:
+        """Publish the tree under ``place``, and verify every size.
+
+        Raises:
+            CheckpointError: The storage reports another size than was written, or nothing.
+            OSError: What the filesystem or the storage raised.
+        """
+        if place.store.is_local:
+            self._rename(Path(place.path), token)
+        for name in self.tree.sizes:
+            if name not in self._published:
+                self._publish(name, place, token)
+                self._published.add(name)
+        return self.tree
+
+    def _publish(self, name: str, place: Place, token: CancelToken) -> None:
+        path = f"{place.path}/{name}" if name else place.path
+        if not place.store.is_local:
+            self._clear(name, place, token)
+            source = str(Path(self.tree.path, name)) if name else self.tree.path
+            place.store.publish(source, path, token)
+        found, written = place.store.size(path), self.tree.sizes[name]
+        if found != written:
+            there = "nothing is there" if found is None else f"{found} bytes are there"
+            message = f"{written} bytes were written to {path}, but {there}"
+            raise CheckpointError(message)
+
+    def _clear(self, name: str, place: Place, token: CancelToken) -> None:
+        # A file replaces a file at once. A directory must not become a mixture of two.
+        if name and not self._is_cleared:
+            token.raise_if_cancelled()
+            place.store.remove(place.path)
+            self._is_cleared = True
+
+    def _rename(self, target: Path, token: CancelToken) -> None:
+        source = Path(self.tree.path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        token.raise_if_cancelled()
+        try:
+            source.replace(target)
+        except OSError as error:
+            if error.errno not in _OCCUPIED:
+                raise
+            _change_places(source, target, Path(self.aside))
+        fsync_directory(target.parent)
+        token.progress()
+
+
+def _change_places(source: Path, target: Path, aside: Path) -> None:
+    # What was under the target's name is in the directory of staged files afterwards.
+    if _exchange(source, target):
+        return
+    target.replace(aside)
+    try:
+        source.replace(target)
+    except BaseException:
+        aside.replace(target)
+        raise
+
+
+def _exchange(source: Path, target: Path) -> bool:
+    """Let two names change places at once; False where the kernel or the filesystem cannot."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    if exchange is None:
+        return False
+    names = os.fsencode(source), os.fsencode(target)
+    failed: int = exchange(_HERE, names[0], _HERE, names[1], _EXCHANGE)
+    return failed == 0
+
+
+def fetch(place: Place, path: str, token: CancelToken) -> str:
+    """Copy a file, or a directory with all that is in it, from storage to this node.
+
+    Args:
+        place: Where it is.
+        path: A new name on this node; its directory is made.
+        token: Told of progress, and asked whether the caller has given up.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        FileNotFoundError: The storage says that it is not there.
+        CheckpointError: Another size arrived than the storage reports.
+    """
+    found = find_info(place.fs, place.path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", place.path)
+    if found["type"] != "directory":
+        _fetch_file(place, place.path, Path(path), size=found.get("size"), token=token)
+        return path
+    for name, item in place.fs.find(place.path, detail=True).items():
+        below = PurePosixPath(name).relative_to(PurePosixPath(place.path))
+        if ".." in below.parts:
+            message = f"{name} would be fetched to a place outside the directory that it is in"
+            raise CheckpointError(message)
+        _fetch_file(place, name, Path(path, below), size=item.get("size"), token=token)
+    return path
+
+
+def _fetch_file(
+    place: Place, source: str, target: Path, *, size: int | None, token: CancelToken
+) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    token.raise_if_cancelled()
+    with place.fs.open(source, "rb") as remote, target.open("wb") as local:
+        while piece := remote.read(PIECE_BYTES):
+            token.raise_if_cancelled()
+            local.write(piece)
+            token.progress()
+        arrived = local.tell()
+    if size is not None and arrived != size:
+        message = f"{arrived} bytes of {source} arrived, but it has {size}"
+        raise CheckpointError(message)

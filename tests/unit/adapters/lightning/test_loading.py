@@ -1,0 +1,228 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""One load in Lightning's own format: what it reads, in which pieces, and what it raises."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import threading
+import uuid
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from lightning_resilience.adapters.lightning.loading import MarkedFile, TorchLoad, on_cpu
+from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.adapters.trees import PIECE_BYTES
+from lightning_resilience.errors import CallTimeoutError
+from tests.tokens import RecordingToken
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.s3_server import S3Server
+
+
+LARGE = torch.arange(3 * PIECE_BYTES // 4 + 1, dtype=torch.float32)
+
+
+def load_of(storage: Storage, url: str, **options: Any) -> TorchLoad:
+    """Make a load with what Lightning says by default."""
+    numbers = count()
+    said = {"map_location": on_cpu, "weights_only": None, **options}
+    return TorchLoad(storage, url, nonce=lambda: f"n{next(numbers)}", options=said)
+
+
+def storage_of(spool: Path, **options: Any) -> Storage:
+    """Make clients whose spool directory this is."""
+    return Storage(options, spool=lambda: str(spool))
+
+
+class Reads(io.BytesIO):
+    """A file that notes how much is asked of it, and may fail at one read."""
+
+    def __init__(self, data: bytes, *, fails_at: int = 0) -> None:
+        super().__init__(data)
+        self.asked: list[int] = []
+        self._fails_at = fails_at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read."""
+        self.asked.append(-1 if size is None else size)
+        if len(self.asked) == self._fails_at:
+            raise ConnectionResetError(errno.ECONNRESET, "in the middle")
+        return super().read(size)
+
+
+def saved(value: Any, **options: Any) -> bytes:
+    """Return the bytes of a checkpoint."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Storage]:
+    """Storage in memory, where a test decides how a file is opened."""
+    storage = storage_of(tmp_path)
+    yield storage
+    storage.place("memory://").fs.store.clear()
+
+
+def open_as(storage: Storage, url: str, file: Reads) -> None:
+    """Put something there, and open it as ``file``."""
+    place = storage.place(url)
+    place.fs.pipe_file(place.path, b"something")
+    place.fs.open = lambda *_args: contextlib.closing(file)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_a_large_checkpoint_is_read_in_pieces_that_mark_progress(
+    legacy: bool,  # noqa: FBT001 - a parameter
+    memory: Storage,
+) -> None:
+    """No read is larger than a piece, so no more than that is in memory twice."""
+    file = Reads(saved({"large": LARGE}, _use_new_zipfile_serialization=not legacy))
+    open_as(memory, "memory://a.ckpt", file)
+    token = RecordingToken()
+
+    loaded = load_of(memory, "memory://a.ckpt").attempt(token)
+
+    assert torch.equal(loaded["large"], LARGE)
+    assert PIECE_BYTES in file.asked
+    assert 0 < min(file.asked) <= max(file.asked) == PIECE_BYTES
+    assert token.marks == len(file.asked)
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+@pytest.mark.parametrize("read", [1, 2, 4])
+def test_what_the_storage_raised_is_what_is_raised(
+    read: int,
+    legacy: bool,  # noqa: FBT001 - a parameter
+    memory: Storage,
+) -> None:
+    """Not what becomes of it in ``torch.load``, which says nothing about the storage."""
+    data = saved({"large": LARGE}, _use_new_zipfile_serialization=not legacy)
+    open_as(memory, "memory://a.ckpt", Reads(data, fails_at=read))
+
+    with pytest.raises(ConnectionResetError, match="in the middle"):
+        load_of(memory, "memory://a.ckpt").attempt(RecordingToken())
+
+
+def test_an_abandoned_load_reads_no_further(memory: Storage) -> None:
+    """It may have come back late, and nobody looks at its result."""
+    file = Reads(saved({"large": LARGE}))
+    open_as(memory, "memory://a.ckpt", file)
+
+    with pytest.raises(CallTimeoutError):
+        load_of(memory, "memory://a.ckpt").attempt(RecordingToken(cancel_after=3))
+
+    assert len(file.asked) == 3
+
+
+def test_what_is_not_there_is_said_without_credentials(memory: Storage) -> None:
+    """A missing file is a mistake, which the text names."""
+    url = f"memory://user:secret@bucket/{uuid.uuid4().hex}.ckpt"
+
+    with pytest.raises(FileNotFoundError) as caught:
+        load_of(memory, url).attempt(RecordingToken())
+
+    assert "secret" not in str(caught.value)
+    assert url.rpartition("/")[2] in str(caught.value)
+
+
+class Plain:
+    """What only a load of everything reads."""
+
+
+def test_weights_only_is_handed_on(tmp_path: Path) -> None:
+    """What the caller says holds, and what torch says otherwise."""
+    path = tmp_path / "a.ckpt"
+    path.write_bytes(saved({"plain": Plain()}))
+    storage = storage_of(tmp_path)
+
+    loaded = load_of(storage, str(path), weights_only=False).attempt(RecordingToken())
+
+    assert isinstance(loaded["plain"], Plain)
+    with pytest.raises(Exception, match="weights_only"):
+        load_of(storage, str(path)).attempt(RecordingToken())
+
+
+def test_map_location_is_handed_on(tmp_path: Path) -> None:
+    """Tensors go where the caller wants them."""
+    path = tmp_path / "a.ckpt"
+    path.write_bytes(saved({"a": torch.ones(2)}))
+
+    loaded = load_of(storage_of(tmp_path), str(path), map_location="meta").attempt(RecordingToken())
+
+    assert loaded["a"].device.type == "meta"
+
+
+def test_an_object_in_s3_is_loaded(s3_server: S3Server, bucket: str, tmp_path: Path) -> None:
+    """By ranges, whatever a listing said before it was there."""
+    storage = storage_of(tmp_path, **s3_server.storage_options)
+    url = f"s3://{bucket}/a.ckpt"
+    place = storage.place(url)
+    assert place.fs.ls(bucket) == []
+    s3_server.client().put_object(Bucket=bucket, Key="a.ckpt", Body=saved({"large": LARGE}))
+
+    loaded = load_of(storage, url).attempt(RecordingToken())
+
+    assert torch.equal(loaded["large"], LARGE)
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    """A web server that cannot seek, with one checkpoint that holds more than weights."""
+    data = saved({"plain": Plain()})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(data)
+
+        def log_message(self, *_args: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/a.ckpt"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_checkpoint_of_a_web_server_is_fetched_first(web: str, tmp_path: Path) -> None:
+    """As Lightning does, and like there it is trusted where nobody says otherwise."""
+    load = load_of(storage_of(tmp_path), web)
+
+    loaded = load.attempt(RecordingToken())
+    fetched = [path.name for path in tmp_path.iterdir()]
+    load.close()
+
+    assert isinstance(loaded["plain"], Plain)
+    assert fetched == [".resilience-n0.staged"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_marked_file_goes_where_it_is_sent() -> None:
+    """It is a file like any other to whoever reads it."""
+    marked = MarkedFile(io.BytesIO(b"0123456789"), RecordingToken())
+
+    assert (marked.readable(), marked.seekable()) == (True, True)
+    assert (marked.seek(-3, io.SEEK_END), marked.tell(), marked.read(2)) == (7, 7, b"78")
+    with pytest.raises(io.UnsupportedOperation):
+        marked.fileno()
