@@ -28,7 +28,10 @@ from markdown_it import MarkdownIt
 
 import lightning_resilience
 from lightning_resilience import (
+    AdmissionConfig,
     BreakerConfig,
+    BudgetConfig,
+    Guard,
     ResilienceCallback,
     ResilientCheckpointIO,
     RetryPolicy,
@@ -244,9 +247,23 @@ def test_the_reference_lists_the_arguments_of_the_checkpoint_io() -> None:
     ]
 
 
+def test_the_reference_lists_the_arguments_of_the_guard() -> None:
+    """Every argument of the guard is listed with its default."""
+    parameters = inspect.signature(Guard).parameters.values()
+
+    listed = [(names_in(row[0])[0], row[1]) for row in table_of(REFERENCE, "guard-arguments")]
+
+    assert listed == [
+        (parameter.name, "" if parameter.default is parameter.empty else str(parameter.default))
+        for parameter in parameters
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+
+
 def test_the_reference_lists_the_options_of_resilient_urls() -> None:
     """Every option is listed with its default; a config object's are in the option table."""
-    shown = {RetryPolicy(): "its defaults", BreakerConfig(): "its defaults"}
+    kinds = (RetryPolicy, BudgetConfig, BreakerConfig, AdmissionConfig)
+    shown: dict[object, str] = {kind(): "its defaults" for kind in kinds}
     values = {name: getattr(GuardOptions(), name) for name in OPTIONS_OF_GUARDS}
 
     listed = {names_in(row[0])[0]: row[1] for row in table_of(REFERENCE, "guard")}

@@ -119,6 +119,9 @@ def follow(
         return (yield from transform(inner, _on_its_own))
     if patience_s is None:
         return (yield from inner)
+    if circuit.detour is not None and circuit.detour.link.lost_since_s is not None:
+        # It was given up once: asked again, it has one try.
+        patience_s = 0.0
     persistence = Persistence(op=op, patience_s=patience_s, error=_as_it_is)
     result = yield from with_persistence(inner, persistence)
     yield from _found(circuit)

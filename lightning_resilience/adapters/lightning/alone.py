@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Guarded calls that one rank makes by itself, from any thread.
 
-What is joint is in ``session``. Here is the rest: what rank 0 asks storage alone, what a background
+What is joint is in ``session``. These calls may be decided without the shared store, once that is
+lost (``protocols.detour``). Here is the rest: what rank 0 asks storage alone, what a background
 thread writes, and all that a ``ResilientCheckpointIO`` does without the callback. A thread has
 breakers of its own, which remember what it has seen; the shared records behind them are the same.
 """
@@ -10,6 +11,7 @@ breakers of its own, which remember what it has seen; the shared records behind 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,11 +20,13 @@ import torch
 from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.lightning.breakers import Breakers
 from lightning_resilience.adapters.lightning.work import Operation, carry_out
+from lightning_resilience.adapters.standalone import STORE_PATIENCE_S
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished
 from lightning_resilience.core.outcome import operation_class
 from lightning_resilience.core.retry import failure_to_raise
 from lightning_resilience.errors import RetriesExhaustedError
+from lightning_resilience.protocols.circuit_memory import Link
 from lightning_resilience.protocols.guard import Guarded, GuardedCall
 
 
@@ -69,7 +73,9 @@ class Alone:
         self.driver = driver
         self.storage = storage
         self._policy = policy
-        self._new_breakers = partial(Breakers, member, policy=policy, driver=driver, hosts=hosts)
+        self._new_breakers = partial(
+            Breakers, member, policy=policy, driver=driver, link=Link(), hosts=hosts
+        )
         self._local = threading.local()
         self._all: list[Breakers] = []
 
@@ -103,15 +109,18 @@ class Alone:
         Raises:
             RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: The storage was ill for longer than ``deadline_s``.
-            JointUnavailableError: The shared store did not answer for too long.
+            StoreUnavailableError: The shared store does not answer, under ``strict``.
             BaseException: The storage's own, where repeating is no option: a missing file, a
                 denial, a full disk.
         """
+        call = replace(
+            self.call(op, work, kind=kind),
+            may_go_alone=not self._policy.strict,
+            store_patience_s=STORE_PATIENCE_S,
+        )
         try:
             circuit = self.breakers.circuit(work.url, kind)
-            done: Guarded = self.breakers.run(
-                op, carry_out(circuit, self.call(op, work, kind=kind), work)
-            )
+            done: Guarded = self.driver.run(carry_out(circuit, call, work))
         except RetriesExhaustedError as error:
             failure = failure_to_raise(error)
         else:

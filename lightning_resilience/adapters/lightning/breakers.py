@@ -9,15 +9,16 @@ the URL alone, so that every rank has the same one.
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.storage import dependency_of, parent_of
 from lightning_resilience.core.joint import unavailable_error
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
-from lightning_resilience.errors import InvalidTransitionError, StoreError
-from lightning_resilience.protocols.circuit import Circuit, begin, refresh
+from lightning_resilience.errors import StoreError
+from lightning_resilience.protocols.circuit import Circuit, Limits, begin, refresh
+from lightning_resilience.protocols.circuit_memory import give_detour
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.probe import Patience
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.adapters.storage import Storage
-    from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.breaker import BreakerConfig, BreakerView
     from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.circuit_memory import Link
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.joint import Member
     from lightning_resilience.runtime.driver import Driver
@@ -66,11 +68,15 @@ class Policy:
         retry: The retry policy.
         breaker: The breakers' configuration.
         classify: Makes an outcome of an exception.
+        limits: How slots are kept, and how many retries the job may make.
+        strict: Whether calls outside joint operations fail where the shared store is away.
     """
 
     retry: RetryPolicy
     breaker: BreakerConfig
     classify: Callable[..., Outcome]
+    limits: Limits = field(default_factory=Limits)
+    strict: bool = False
 
 
 class Breakers:
@@ -80,32 +86,49 @@ class Breakers:
         member: Who this rank is.
         policy: How to retry, break and classify.
         driver: Runs protocols.
+        link: Whether the shared store answers this process.
         hosts: Hosts on which ranks load checkpoints.
     """
 
-    def __init__(self, member: Member, *, policy: Policy, driver: Driver, hosts: int = 1) -> None:
+    def __init__(
+        self, member: Member, *, policy: Policy, driver: Driver, link: Link, hosts: int = 1
+    ) -> None:
         self.policy = policy
+        self._link = link
         # Every rank loads. Rank 0 alone writes: there is nobody to come back at the same time as.
         self._hosts = {"read": hosts, "write": 1}
         self._spread_s = {"read": min(_SPREAD_S, member.world_size - 1.0), "write": 0.0}
         self._member = member
         self._driver = driver
         self._circuits: dict[str, Circuit] = {}
+        self._begun: set[str] = set()
 
     def circuit(self, url: str, kind: str) -> Circuit:
-        """Return the breaker before ``url``; the first time, its record is read."""
+        """Return this process's memory of the breaker before ``url``; asks nobody."""
         name = f"{dependency_of(url)}:{kind}"
         circuit = self._circuits.get(name)
         if circuit is None:
-            circuit = Circuit(
+            circuit = self._circuits[name] = Circuit(
                 name,
                 config=self.policy.breaker,
                 keys=self._member.keys,
                 host=platform.node(),
                 hosts=self._hosts[kind],
+                limits=self.policy.limits,
             )
+            give_detour(circuit, link=self._link, processes=self._member.world_size)
+        return circuit
+
+    def joint_circuit(self, url: str, kind: str) -> Circuit:
+        """Return the breaker before ``url``; the first time, its record is read.
+
+        Raises:
+            JointUnavailableError: The shared store did not answer for too long.
+        """
+        circuit = self.circuit(url, kind)
+        if circuit.dependency not in self._begun:
             self.run("begin", begin(circuit, new_incarnation=self._member.rank == 0))
-            self._circuits[name] = circuit
+            self._begun.add(circuit.dependency)
         return circuit
 
     def run(self, op: str, protocol: Protocol[Any]) -> Any:
@@ -160,7 +183,11 @@ class Breakers:
 
     def known(self) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker, and ask nobody. Any thread."""
-        return {name: _report(circuit) for name, circuit in [*self._circuits.items()]}
+        return {
+            name: _report(circuit.view, circuit.seen)
+            for name, circuit in [*self._circuits.items()]
+            if circuit.view is not None
+        }
 
     def _refresh(self, circuit: Circuit, *, hurry: bool) -> bool:
         try:
@@ -170,14 +197,11 @@ class Breakers:
         return True
 
 
-def _report(circuit: Circuit) -> BreakerReport:
-    if circuit.view is None:
-        message = f"the circuit of {circuit.dependency} is in use, but was never looked at"
-        raise InvalidTransitionError(message)
-    record = circuit.view.record
+def _report(view: BreakerView, seen: tuple[tuple[int, str], ...]) -> BreakerReport:
+    record = view.record
     return BreakerReport(
         state=record.state,
         epoch=record.epoch,
         history=tuple((entry.epoch, entry.state, entry.reason) for entry in record.history),
-        seen=circuit.seen,
+        seen=seen,
     )

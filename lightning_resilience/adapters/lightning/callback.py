@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.breakers import BreakerReport
     from lightning_resilience.adapters.lightning.options import Options
     from lightning_resilience.config import Environment
+    from lightning_resilience.core.admission import AdmissionConfig
     from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.budget import BudgetConfig
     from lightning_resilience.core.outcome import Classifier
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import SharedStore
@@ -70,6 +72,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     Args:
         retry: A ``RetryPolicy``, or a mapping of its options.
         breaker: A ``BreakerConfig``, or a mapping of its options.
+        budget: A ``BudgetConfig``, or a mapping of its options.
+        admission: An ``AdmissionConfig``, or a mapping of its options.
         joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
         on_outage: What a save or a load does while storage is ill. ``wait`` (default) waits for it
             up to ``deadline_s``; ``fail`` raises the same error on all ranks.
@@ -84,6 +88,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             returns None for the default.
         spool_dir: Parent of the node's directory for staged files. None takes
             ``LIGHTNING_RESILIENCE_SPOOL_DIR``, ``TMPDIR`` or ``/var/tmp``.
+        strict: Whether what a rank asks of storage outside joint operations fails where the shared
+            store is away. By default it goes on alone, on its share of every limit; inside joint
+            operations ``on_store_loss`` decides.
 
     Raises:
         ConfigError: An option is unknown, out of range, or contradicts another; also in ``setup``,
@@ -99,6 +106,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         *,
         retry: RetryPolicy | Mapping[str, Any] | None = None,
         breaker: BreakerConfig | Mapping[str, Any] | None = None,
+        budget: BudgetConfig | Mapping[str, Any] | None = None,
+        admission: AdmissionConfig | Mapping[str, Any] | None = None,
         joint: Mapping[str, Any] | None = None,
         on_outage: str | None = None,
         on_store_loss: str | None = None,
@@ -107,6 +116,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         storage_options: Mapping[str, Any] | None = None,
         classify: Classifier | None = None,
         spool_dir: str | None = None,
+        strict: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
         super().__init__()
@@ -114,14 +124,22 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._options = check_options(
             retry=retry,
             breaker=breaker,
+            budget=budget,
+            admission=admission,
             store=store,
             run_id=run_id,
             storage_options=storage_options,
             classify=classify,
             spool_dir=spool_dir,
+            strict=strict,
         )
         self._joint = _with_words(joint, on_outage=on_outage, on_store_loss=on_store_loss)
-        check_relations(self._options.retry, self._options.breaker, self._joint)
+        check_relations(
+            self._options.retry,
+            self._options.breaker,
+            self._joint,
+            budget=self._options.budget,
+        )
         self._forget()
 
     def _forget(self) -> None:
@@ -212,9 +230,12 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             options.retry,
             options.breaker,
             self._joint,
+            budget=options.budget,
             process_group_timeout_s=timeout_s if trainer.world_size > 1 else None,
         )
         rank = trainer.global_rank
+        if rank == 0 and trainer.world_size > 1:
+            _warn_of_waits(options.retry.deadline_s, timeout_s)
         dice = SystemDice(rank=rank)
         # The one collective of ours, here where Lightning has some too: keys of an earlier start of
         # the same run are still in the launcher's store, and all ranks have to leave them alone.
@@ -275,6 +296,18 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             self._reports = session.reports(hurry=True)
         finally:
             session.close()
+
+
+def _warn_of_waits(deadline_s: float, timeout_s: float) -> None:
+    if deadline_s <= timeout_s:
+        return
+    _log.warning(
+        "deadline_s=%g is longer than the process group's timeout of %g s: what rank 0 asks of "
+        "storage outside joint operations (such as ModelCheckpoint.to_yaml) may wait until the "
+        "other ranks' collective has timed out. Lower deadline_s, or raise the strategy's timeout.",
+        deadline_s,
+        timeout_s,
+    )
 
 
 _OPTIONS: Final = tuple(

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from lightning_resilience.adapters.lightning.options import Options
+    from lightning_resilience.core.admission import AdmissionConfig
     from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.budget import BudgetConfig
     from lightning_resilience.core.outcome import Classifier
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import SharedStore
@@ -84,6 +86,8 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
             one that cannot write locally.
         retry: A ``RetryPolicy``, or a mapping of its options.
         breaker: A ``BreakerConfig``, or a mapping of its options.
+        budget: A ``BudgetConfig``, or a mapping of its options.
+        admission: An ``AdmissionConfig``, or a mapping of its options.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
             ``torch.distributed.Store``, or None for the server behind the default process group.
         run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
@@ -108,6 +112,8 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         staging: bool | None = None,
         retry: RetryPolicy | Mapping[str, Any] | None = None,
         breaker: BreakerConfig | Mapping[str, Any] | None = None,
+        budget: BudgetConfig | Mapping[str, Any] | None = None,
+        admission: AdmissionConfig | Mapping[str, Any] | None = None,
         store: SharedStore | Store | str | None = None,
         run_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -121,13 +127,17 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         self.options = check_options(
             retry=retry,
             breaker=breaker,
+            budget=budget,
+            admission=admission,
             store=store,
             run_id=run_id,
             storage_options=storage_options,
             classify=classify,
             spool_dir=spool_dir,
         )
-        check_relations(self.options.retry, self.options.breaker, JointConfig())
+        check_relations(
+            self.options.retry, self.options.breaker, JointConfig(), budget=self.options.budget
+        )
         self._forget()
 
     def _forget(self) -> None:

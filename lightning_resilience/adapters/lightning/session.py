@@ -196,7 +196,7 @@ class Session:
             digest="",
             subject=redacted(url),
             workers=tuple(range(self.member.world_size)) if by_all else (0,),
-            circuit=breakers.circuit(url, kind) if is_guarded else None,
+            circuit=breakers.joint_circuit(url, kind) if is_guarded else None,
             patience=breakers.patience(url, kind, storage),
             deadline_s=self._policy.retry.deadline_s,
         )
@@ -249,7 +249,7 @@ class Session:
         url = self._removals[0].url
         call = self.alone.call("remove", self._removing(url), kind="write")
         hasty = replace(call, patience=replace(call.patience, when_open="raise"))
-        return guard(self.alone.breakers.circuit(url, "write"), hasty)
+        return guard(self.alone.breakers.joint_circuit(url, "write"), hasty)
 
     def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error
@@ -293,10 +293,12 @@ class Session:
             policy=replace(call.policy, max_attempts=1, unknown_max_attempts=1),
             patience=replace(call.patience, when_open="raise"),
             timeout_s=self._policy.breaker.probe_timeout_s,
+            may_go_alone=True,
+            store_patience_s=0.0,
         )
-        breakers = self.alone.breakers
+        circuit = self.alone.breakers.circuit(url, "write")
         try:
-            breakers.run("remove", guard(breakers.circuit(url, "write"), hasty))
+            self.driver.run(guard(circuit, hasty))
         except ResilienceError as error:
             self._tell_what_is_left(str(error))
 

@@ -266,11 +266,13 @@ def test_a_lost_store_is_not_a_lost_file(
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
         place.put(fs, "x")
+        asked = store.asked
         place.put(fs, "y")
 
     assert (place.folder / "y").read_bytes() == b"x"
-    assert store.asked == 1
+    assert store.asked <= asked + 1
     assert "the shared store has not answered" in caplog.text
+    assert "decides alone about" in caplog.text
 
 
 def test_what_was_done_is_not_done_again_when_the_store_is_lost(

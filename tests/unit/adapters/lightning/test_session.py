@@ -15,6 +15,7 @@ from lightning_resilience.adapters.lightning.breakers import Breakers, Policy
 from lightning_resilience.adapters.storage import parent_of
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import Keys
+from lightning_resilience.protocols.circuit_memory import Link
 from lightning_resilience.protocols.joint import Member
 from tests.faulty_filesystem import Rule
 from tests.lightning_job import find, make_data, make_model, make_trainer
@@ -62,7 +63,7 @@ def test_every_host_reads_and_one_writes(tmp_path: Path) -> None:
     driver: Any = SimpleNamespace(run=lambda *_args: None)
     policy = Policy(retry=RetryPolicy(), breaker=BreakerConfig(), classify=classify)
 
-    breakers = Breakers(member, policy=policy, driver=driver, hosts=4)
+    breakers = Breakers(member, policy=policy, driver=driver, link=Link(), hosts=4)
 
     hosts = [breakers.circuit(f"{tmp_path}/a.ckpt", kind).hosts for kind in ("read", "write")]
     assert hosts == [4, 1]
