@@ -6,6 +6,9 @@ A rank that is silent for ``joint_timeout_s`` is taken for lost. So everything t
 than a beat is cut into pieces of at most a beat, with a write of the beat's key in between: sleeps,
 waits, and, by the driver, calls. The beat comes from the protocol itself and not from a thread
 beside it, because a thread would go on beating for a rank that hangs.
+
+While it waits, a rank also looks after each beat whether its wait still matters: a key that
+somebody else sets ends the wait (``OvertakenError``). Work that is under way is not cut short.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.effects import Call, Local, Nonce, Set, Sleep, WaitFor
+from lightning_resilience.protocols.effects import Call, Get, Local, Nonce, Set, Sleep, WaitFor
 from lightning_resilience.protocols.transform import transform
 
 
@@ -25,12 +28,16 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Beat, Effect, Protocol
 
 
-__all__ = ["with_beat"]
+__all__ = ["OvertakenError", "with_beat"]
 
 T = TypeVar("T")
 
 
-def with_beat(inner: Protocol[T], beat: Beat) -> Protocol[T]:
+class OvertakenError(Exception):
+    """What this rank was waiting for does not matter any more. Never leaves ``protocols``."""
+
+
+def with_beat(inner: Protocol[T], beat: Beat, *, ends_with: str = "") -> Protocol[T]:
     """Run ``inner`` and write ``beat.key`` at least every ``beat.every_s`` seconds meanwhile.
 
     A beat that cannot be written is left out: the work is more important, and others notice a store
@@ -39,31 +46,35 @@ def with_beat(inner: Protocol[T], beat: Beat) -> Protocol[T]:
     Args:
         inner: The protocol.
         beat: Key and interval.
+        ends_with: Key that ends every wait once it exists; empty where there is none.
 
     Returns:
         What ``inner`` returns.
+
+    Raises:
+        OvertakenError: That key exists, and ``inner`` did not catch it.
     """
-    return transform(inner, partial(_perform, beat=beat))
+    return transform(inner, partial(_perform, beat=beat, ends_with=ends_with))
 
 
-def _perform(effect: Effect, *, beat: Beat) -> Protocol[Any]:
+def _perform(effect: Effect, *, beat: Beat, ends_with: str) -> Protocol[Any]:
     if isinstance(effect, Call) and effect.beat is None:
         return (yield replace(effect, beat=beat))
     if isinstance(effect, Sleep):
-        return (yield from _sleep(effect.duration_s, beat))
+        return (yield from _sleep(effect.duration_s, beat, ends_with))
     if isinstance(effect, WaitFor):
-        return (yield from _wait(effect, beat, WaitFor))
+        return (yield from _wait(effect, beat, WaitFor, ends_with=ends_with))
     if isinstance(effect, Local) and isinstance(effect.effect, WaitFor):
-        return (yield from _wait(effect.effect, beat, _wait_locally))
+        return (yield from _wait(effect.effect, beat, _wait_locally, ends_with=ends_with))
     return (yield effect)
 
 
-def _sleep(duration_s: float, beat: Beat) -> Protocol[None]:
+def _sleep(duration_s: float, beat: Beat, ends_with: str) -> Protocol[None]:
     remaining_s = duration_s
     while remaining_s > beat.every_s:
         yield Sleep(beat.every_s)
         remaining_s -= beat.every_s
-        yield from _write(beat)
+        yield from _write(beat, ends_with)
     yield Sleep(remaining_s)
 
 
@@ -72,21 +83,28 @@ def _wait_locally(key: str, timeout_s: float) -> Local:
 
 
 def _wait(
-    effect: WaitFor, beat: Beat, piece: Callable[[str, float], WaitFor | Local]
+    effect: WaitFor,
+    beat: Beat,
+    piece: Callable[[str, float], WaitFor | Local],
+    *,
+    ends_with: str,
 ) -> Protocol[bool]:
     remaining_s = effect.timeout_s
     while remaining_s > beat.every_s:
         if (yield piece(effect.key, beat.every_s)):
             return True
         remaining_s -= beat.every_s
-        yield from _write(beat)
+        yield from _write(beat, ends_with)
     found: bool = yield piece(effect.key, remaining_s)
     return found
 
 
-def _write(beat: Beat) -> Protocol[None]:
+def _write(beat: Beat, ends_with: str) -> Protocol[None]:
     nonce: str = yield Nonce()
     try:
         yield Set(beat.key, nonce.encode())
     except StoreUnavailableError:
         return
+    if ends_with and (yield Get(ends_with)) is not None:
+        message = f"{ends_with} is there"
+        raise OvertakenError(message)

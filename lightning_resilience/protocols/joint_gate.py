@@ -26,7 +26,7 @@ from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import FinalRecord, GateRecord, decode, encode
 from lightning_resilience.core.waiting import is_probe_due
 from lightning_resilience.errors import CircuitOpenError
-from lightning_resilience.protocols.beating import with_beat
+from lightning_resilience.protocols.beating import OvertakenError, with_beat
 from lightning_resilience.protocols.circuit import current, refresh
 from lightning_resilience.protocols.effects import Beat, Emit, Get, Nonce, Now
 from lightning_resilience.protocols.probe import await_passage
@@ -69,11 +69,23 @@ def pass_gate(
             return _refusal(joint, gate)
         if not works:
             return None
-        expired = yield from _wait_together(member, joint, round_number, started_at_s=started_at_s)
+        try:
+            expired = yield from _wait_together(
+                member, joint, round_number, started_at_s=started_at_s
+            )
+        except OvertakenError:
+            # Another rank has failed for good, or this one was taken for lost.
+            return (yield from _final(member, joint))
         gate = yield from _decide(member, joint, round_number, expired=expired)
     return _refusal(
         joint, msgspec.structs.replace(gate, reason=f"{_MOST_ROUNDS} rounds of waiting")
     )
+
+
+def _final(member: Member, joint: Joint) -> Protocol[FinalRecord]:
+    key = member.keys.joint("final", joint.seq)
+    raw: bytes = yield Get(key)
+    return decode(FinalRecord, raw, key=key)
 
 
 def _decide(
@@ -153,7 +165,7 @@ def _wait_together(
         deadline_at_s=started_at_s + wait_s,
     )
     try:
-        yield from with_beat(waiting, beat)
+        yield from with_beat(waiting, beat, ends_with=member.keys.joint("final", joint.seq))
     except CircuitOpenError as error:
         return str(error)
     return ""

@@ -22,7 +22,7 @@ from lightning_resilience.errors import (
     ResilienceError,
     StoreUnavailableError,
 )
-from lightning_resilience.protocols.beating import with_beat
+from lightning_resilience.protocols.beating import OvertakenError, with_beat
 from lightning_resilience.protocols.effects import (
     Add,
     Beat,
@@ -63,11 +63,16 @@ def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Pr
         The verdict, with the work's own value or error.
     """
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
+    final_key = member.keys.joint("final", joint.seq)
     try:
-        value = yield from with_beat(part.run(started_at_s), beat)
+        value = yield from with_beat(part.run(started_at_s), beat, ends_with=final_key)
         report = OutcomeRecord(rank=member.rank, detail=part.detail(value))
     except GeneratorExit:
         raise
+    except OvertakenError:
+        # Another rank has failed for good, or this one was taken for lost: the wait is in vain.
+        final = yield from await_final(member, joint, started_at_s=started_at_s)
+        return JointResult(final=final)
     except BaseException as error:  # noqa: BLE001 - published first, then judged by the verdict
         return (yield from _failed(member, joint, part, error=error, started_at_s=started_at_s))
     final = yield from _publish(member, joint, report, started_at_s=started_at_s, interrupted=False)
@@ -145,10 +150,16 @@ def _publish(
         outcomes, _missing = yield from _reports(member, joint)
         return (yield from _write_final(member, joint, outcomes))
     if interrupted:
-        # Whoever was interrupted does not wait for the others; its report is the most severe there
-        # is.
-        return core.decide_final(_terms(joint, writer=""), (report,))
-    return (yield from await_final(member, joint, started_at_s=started_at_s))
+        # Whoever was interrupted does not wait for the others, and its report is the most severe
+        # there is.
+        return (yield from _write_final(member, joint, (report,)))
+    if not report.failure:
+        return (yield from await_final(member, joint, started_at_s=started_at_s))
+    # This failure fails all. A beat for those who fail at the same time, maybe more severely; then
+    # the others are told, who may be waiting for an outage that does not matter any more.
+    yield WaitFor(member.keys.joint("done", joint.seq), member.beat_s)
+    outcomes, _missing = yield from _reports(member, joint)
+    return (yield from _write_final(member, joint, outcomes or (report,)))
 
 
 def _reports(

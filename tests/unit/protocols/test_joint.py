@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 
 FOREVER_S = 1e9
+BEAT_S = 5.0
 TIMEOUT_S = 40.0
 INTERRUPTION = KeyboardInterrupt()
 
@@ -595,6 +597,75 @@ def test_one_of_several_workers_is_interrupted_and_does_not_wait() -> None:
     assert (tasks[1].ended_at_s or FOREVER_S) < 1.0
     assert {task.result[0].final.failure for task in tasks} == {"cancelled"}
     assert {task.result[0].final.first_rank for task in tasks} == {1}
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failure_for_good_ends_the_wait_of_the_others(failing: int) -> None:
+    """One rank may not read: those who wait out an outage meanwhile leave within seconds."""
+    world = World()
+    dependency = Dependency(world, heals_at_s=1000.0)
+
+    def forbidden() -> Protocol[str]:
+        message = "not yours"
+        raise PermissionError(message)
+        yield
+
+    def load(rank: int) -> Protocol[Any]:
+        mine = circuit(f"host{rank}", hosts=3)
+        waiting = patience(dependency)
+        yield from begin(mine, new_incarnation=False)
+
+        def work() -> Protocol[Any]:
+            return (yield from guarded(mine, dependency)).value
+
+        operation = joint(mine, waiting, op="load", workers=(0, 1, 2))
+        run_part = part(forbidden if rank == failing else work, rank=rank)
+        return [(yield from perform(member(rank, world_size=3), operation, run_part))]
+
+    tasks = [world.spawn(load(rank), name=rank) for rank in range(3)]
+    world.run(limit_s=200)
+
+    final = one_verdict(tasks)
+    assert (final.failure, final.first_rank) == ("permanent", failing)
+    assert max(task.ended_at_s or FOREVER_S for task in tasks) < 4 * BEAT_S
+
+
+def test_the_most_severe_of_failures_at_the_same_time_wins() -> None:
+    """Two ranks fail within a beat: the verdict is the same whoever of them writes it."""
+    world = World()
+
+    def fail(rank: int) -> Protocol[str]:
+        yield fx.Sleep(0.5 * rank)
+        raise OSError((errno.ENOSPC, errno.EACCES)[rank], "no")
+
+    def save(rank: int) -> Protocol[Any]:
+        mine = circuit("host")
+        yield from begin(mine, new_incarnation=False)
+        operation = joint(mine, patience(Dependency(world)), workers=(0, 1))
+        run_part = part(lambda: fail(rank), rank=rank)
+        return [(yield from perform(member(rank), operation, run_part))]
+
+    tasks = [world.spawn(save(rank), name=rank) for rank in range(2)]
+    world.run(limit_s=100)
+
+    final = one_verdict(tasks)
+    assert (final.failure, final.first_rank) == ("permanent", 1)
+
+
+def test_a_rank_that_was_taken_for_lost_stops_waiting() -> None:
+    """A worker that was frozen and is back in its wait finds the verdict instead of the outage."""
+    world = World()
+    dependency = Dependency(world, heals_at_s=5000.0)
+    tasks = job(world, dependency)
+    world.fault = once(
+        lambda task, effect: task.name == 0 and isinstance(effect, fx.WaitFor),
+        Pause(3 * TIMEOUT_S),
+    )
+
+    world.run(limit_s=1000)
+
+    assert one_verdict(tasks).lost_ranks == (0,)
+    assert (tasks[0].ended_at_s or FOREVER_S) < 4 * TIMEOUT_S
 
 
 def test_a_worker_interrupted_at_the_gate_is_not_waited_for() -> None:
