@@ -476,6 +476,8 @@ class Rank:
 
 
 def _live(connection: Connection, rank: int) -> None:
+    # Torch prints a stack for every connection that breaks; what matters here is reported.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     me = Rank(rank)
     while True:
         try:
