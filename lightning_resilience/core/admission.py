@@ -67,6 +67,7 @@ __all__ = [
     "choose",
     "count_look",
     "distance",
+    "lines_up_first",
     "may_try",
     "needs_slot",
     "next_look_s",
@@ -172,6 +173,19 @@ def spreads(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:
     Those who need a slot come by their distance instead.
     """
     return when_open == "wait" and not needs_slot(record, collective=collective)
+
+
+def lines_up_first(record: BreakerRecord | None, *, may_wait: bool) -> bool:
+    """Tell whether a caller draws a ticket before it looks for a free slot.
+
+    While the circuit recovers: then everybody comes at once. Not who cannot wait: its ticket would
+    stand in line for nobody, and where all callers are such, none would ever be let in.
+
+    Args:
+        record: The breaker's record as it was seen last, or None.
+        may_wait: Whether the caller has time to wait.
+    """
+    return may_wait and record is not None and record.state == BreakerState.RECOVERING.value
 
 
 def choose(

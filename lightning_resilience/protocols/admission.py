@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core import admission as core, breaker, lease
 from lightning_resilience.core.admission import Slot
-from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven
 from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
@@ -146,7 +145,8 @@ def enter(
     """
     line = _Line()
     started_at_s: float = yield Now()
-    if circuit.view is not None and circuit.view.record.state == BreakerState.RECOVERING.value:
+    seen = None if circuit.view is None else circuit.view.record
+    if core.lines_up_first(seen, may_wait=started_at_s < deadline_at_s):
         # Everybody comes now: first the ticket, so that not all of them try the one free slot.
         yield from _draw_ticket(circuit, line)
     while True:
