@@ -18,10 +18,10 @@ import pytest
 from lightning_resilience.adapters.torch_store import TorchStore
 from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerState
-from lightning_resilience.core.events import BreakerChanged, LocalModeEntered, SlotForgiven
+from lightning_resilience.core.events import LocalModeEntered, SlotForgiven
 from lightning_resilience.core.records import BreakerRecord, SlotRecord, decode
 from lightning_resilience.protocols.circuit_memory import Limits
-from tests.integration.breaker_ranks import HANG_S, KEYS
+from tests.integration.breaker_ranks import KEYS
 from tests.integration.contention_ranks import CONFIG, Part
 
 
