@@ -243,7 +243,8 @@ class WatchedStore:
 
     def set(self, key: str, value: bytes) -> None:
         """As the port."""
-        self._answer("set", self.inner.set(key, value))
+        self.inner.set(key, value)
+        self._answer("set", None)
 
     def delete(self, key: str) -> bool:
         """As the port."""
