@@ -231,7 +231,12 @@ def begin(circuit: Circuit, *, new_incarnation: bool) -> Protocol[BreakerView]:
 
 
 def report(
-    circuit: Circuit, outcome: Outcome, *, epoch: int, others_failed: bool = False
+    circuit: Circuit,
+    outcome: Outcome,
+    *,
+    epoch: int,
+    store_id: str = "",
+    others_failed: bool = False,
 ) -> Protocol[None]:
     """Report how an attempt ended, once.
 
@@ -242,6 +247,7 @@ def report(
         circuit: What this process remembers; it has a view.
         outcome: How the attempt ended.
         epoch: Epoch of the record that admitted it.
+        store_id: The store that the epoch belongs to; empty for the present one.
         others_failed: Whether the latest calls of all others failed as well: then one failure is
             enough for a vote.
     """
@@ -253,12 +259,13 @@ def report(
     if outcome.ok:
         circuit.window = window.record_success(circuit.window)
         if recovering:
-            yield from apply(circuit, AttemptSucceeded(epoch=epoch))
+            yield from apply(circuit, AttemptSucceeded(epoch=epoch, store_id=store_id))
         elif circuit.host in view.record.votes:
             yield from apply(circuit, VoteDropped(host=circuit.host))
     elif outcome.counts:
         if recovering:
-            yield from apply(circuit, AttemptFailed(epoch=epoch, reason=outcome.error))
+            failed = AttemptFailed(epoch=epoch, reason=outcome.error, store_id=store_id)
+            yield from apply(circuit, failed)
         else:
             yield from _note_failure(circuit, outcome, others_failed=others_failed, now_s=now_s)
         if circuit.view is not None:

@@ -78,7 +78,13 @@ def _report(entry: Entry, outcome: Outcome) -> Protocol[bool]:
         # returns.
         view, others_failed = yield from _look_around(circuit, entry)
         healthy = view.record.state == BreakerState.CLOSED.value
-    yield from report(circuit, outcome, epoch=admitted.epoch, others_failed=others_failed)
+    yield from report(
+        circuit,
+        outcome,
+        epoch=admitted.epoch,
+        store_id=admitted.store_id,
+        others_failed=others_failed,
+    )
     return healthy
 
 
