@@ -166,13 +166,15 @@ def needs_slot(record: BreakerRecord, *, collective: bool) -> bool:
     return collective or record.state != BreakerState.CLOSED.value
 
 
-def waits_for_slot(record: BreakerRecord, *, when_open: str) -> bool:
+def waits_for_slot(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:
     """Tell whether a call waits where all slots are taken.
 
-    While the circuit is closed a slot is a place in a queue, and also a caller that does not wait
-    for an ill dependency waits there.
+    A slot is a place in a queue, and also a caller that does not wait for an ill dependency waits
+    there, while the circuit is closed. A collective call waits while it recovers as well: where all
+    but the first were refused, all would fail for the one that was let in.
     """
-    return when_open == "wait" or record.state == BreakerState.CLOSED.value
+    closed = record.state == BreakerState.CLOSED.value
+    return collective or closed or when_open == "wait"
 
 
 def spreads(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:

@@ -113,7 +113,9 @@ def _through(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protoco
         if not core.needs_slot(view.record, collective=terms.collective):
             return Entry(circuit=circuit, view=view, permit=None)
         now_s: float = yield Now()
-        waits = core.waits_for_slot(view.record, when_open=terms.patience.when_open)
+        waits = core.waits_for_slot(
+            view.record, collective=terms.collective, when_open=terms.patience.when_open
+        )
         permit = yield from enter(
             circuit,
             operation=terms.operation,

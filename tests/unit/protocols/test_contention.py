@@ -103,6 +103,20 @@ def test_callers_that_do_not_wait_leave_no_line_that_bars_the_next() -> None:
     assert all(isinstance(error, CircuitOpenError) for error in refused)
 
 
+def test_a_collective_call_waits_for_its_slot_also_where_nobody_waits_for_an_outage() -> None:
+    """While the circuit recovers, all ranks get in one after the other, and none is refused."""
+    world = World()
+    begin_to_recover(world)
+    dependency = Dependency(world, lasts_s=0.5)
+    loading = call(dependency, when_open="raise", collective=True)
+
+    tasks = [world.spawn(guard(circuit(), loading), name=rank) for rank in range(6)]
+    world.run(limit_s=60)
+
+    assert [task.error for task in tasks] == [None] * 6
+    assert len(dependency.calls) == 6
+
+
 def test_callers_that_do_not_wait_find_a_dead_holder_too() -> None:
     """The only slot of the ramp is held by the dead: who comes again after a lease takes it."""
     world = World()
