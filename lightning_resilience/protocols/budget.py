@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lightning_resilience.core import budget as core, lease
+from lightning_resilience.core import budget as core
 from lightning_resilience.core.events import RetryDenied
 from lightning_resilience.core.records import BreakerRecord, BudgetRecord, decode, encode
 from lightning_resilience.errors import BudgetExhaustedError
@@ -82,20 +82,29 @@ def _ask(circuit: Circuit) -> Protocol[Ruling | None]:
         found = (yield from create(key, encode(core.created(origin=origin)))).raw
     now_s: float = yield Now()
     calls = ledger.untold(now_s=now_s)
+    unchanged_s, uncharged_s = ledger.note_record(decode(BudgetRecord, found, key=key), now_s=now_s)
     last: list[Ruling] = []
 
     def change(raw: bytes, writer: str) -> bytes | None:
         record = decode(BudgetRecord, raw, key=key)
-        ledger.bucket = lease.observe(ledger.bucket, (record.origin, record.bucket), now_s=now_s)
-        unchanged_s = now_s - ledger.bucket.first_seen_at_s
+        seen = raw == found
         ruling = core.rule(
-            ledger.config, record, unchanged_s=unchanged_s, calls=calls, writer=writer
+            ledger.config,
+            record,
+            unchanged_s=unchanged_s if seen else 0.0,
+            uncharged_s=uncharged_s if seen else 0.0,
+            calls=calls,
+            writer=writer,
         )
         last[:] = [ruling]
         return None if ruling.record is record else encode(ruling.record)
 
     written = yield from update(key, found, change)
     ruling = last[0]
+    if written.won:
+        # What was written here is seen from here on, not only from the next time on.
+        seen_at_s: float = yield Now()
+        ledger.note_record(ruling.record, now_s=seen_at_s)
     if ruling.granted and not written.won:
         # Others were faster every time, or the store came back empty: asked again after a wait.
         return replace(ruling, granted=False, wait_s=0.0)
