@@ -19,7 +19,7 @@ from lightning_resilience.core.records import SlotRecord, decode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols import effects as fx
-from lightning_resilience.protocols.circuit import begin
+from lightning_resilience.protocols.circuit import begin, refresh
 from tests.scenes import (
     CONFIG,
     DEPENDENCY,
@@ -31,7 +31,7 @@ from tests.scenes import (
     put,
     record,
 )
-from tests.scripted_driver import STORE_EFFECTS, Fault, Interrupt, Lost, Pause, Task, World
+from tests.scripted_driver import STORE_EFFECTS, Away, Fault, Interrupt, Lost, Pause, Task, World
 
 
 if TYPE_CHECKING:
@@ -74,6 +74,16 @@ def begun(
     return circuits
 
 
+def look_again(world: World, circuits: list[Circuit]) -> None:
+    """Let all read what the record is now, as whoever has waited for it does."""
+    fault, world.fault = world.fault, lambda _task, _index, _effect: None
+    for index, mine in enumerate(circuits):
+        world.spawn(refresh(mine), name=index)
+    world.run()
+    world.tasks.clear()
+    world.fault = fault
+
+
 def call(
     world: World,
     dependency: Dependency,
@@ -94,6 +104,16 @@ def call(
         options["work"] = work
     options = {"collective": True, **options}
     return world.spawn(guarded(mine, dependency, **options), name=name, at_s=at_s)
+
+
+def count_claims(tasks: list[Task]) -> int:
+    """How many compare-and-sets on slots were sent."""
+    prefix = KEYS.slot(DEPENDENCY, 0)[:-1]
+    return sum(
+        isinstance(effect, fx.CompareAndSet) and effect.key.startswith(prefix)
+        for task in tasks
+        for effect in task.performed
+    )
 
 
 def die(task: Task, world: World) -> None:
@@ -249,8 +269,7 @@ def test_everybody_takes_a_slot_while_the_circuit_recovers(collective: bool) -> 
     dependency = Dependency(world, lasts_s=1.0)
     circuits = begun(world, 3)
     put(world, state="recovering", limit=1, epoch=5)
-    for mine in circuits:
-        mine.view = None
+    look_again(world, circuits)
 
     tasks = [
         call(world, dependency, mine, name=name, collective=collective)
@@ -263,13 +282,31 @@ def test_everybody_takes_a_slot_while_the_circuit_recovers(collective: bool) -> 
     assert record(world).limit > 1
 
 
+def test_of_all_who_come_at_once_only_those_whose_turn_it_is_claim() -> None:
+    """At a limit of one, 32 callers that a bell has woken send one claim, not 32."""
+    world = World()
+    circuits = begun(world, 32)
+    put(world, state="recovering", limit=1, epoch=5)
+    look_again(world, circuits)
+    tasks = [
+        call(world, Dependency(world, lasts_s=1.0), mine, name=name)
+        for name, mine in enumerate(circuits)
+    ]
+    claims: list[int] = []
+
+    world.at(0.02 + world.now_s, lambda: claims.append(count_claims(tasks)))
+    world.run()
+
+    assert claims == [1]
+    assert [task.error for task in tasks] == [None] * 32
+
+
 def test_who_does_not_wait_is_refused_where_a_recovering_circuit_is_full() -> None:
     """The error names the slots, the state and the option, and no call is made."""
     world = World()
     circuits = begun(world, 2, config=ONE_SLOT)
     put(world, state="recovering", limit=1, epoch=5)
-    for mine in circuits:
-        mine.view = None
+    look_again(world, circuits)
     dependency = Dependency(world)
     call(world, dependency, circuits[0], lasts_s=50.0)
     waiting = patience(dependency, when_open="raise")
@@ -531,6 +568,37 @@ def test_one_answer_in_twenty_may_be_lost(heals_at_s: float, seed: int) -> None:
 
     check_nothing_lost(world, dependency, tasks)
     assert struck or heals_at_s == 0
+
+
+@pytest.mark.parametrize(("unanswered", "forgiven"), [(1, 0), (2, 0), (3, 1)])
+@pytest.mark.parametrize("kind", [Away, Lost])
+def test_a_release_that_was_not_answered_is_sent_again(
+    unanswered: int, forgiven: int, kind: type[Away | Lost]
+) -> None:
+    """Up to three times, and after that the lease does it; the call's result is not lost."""
+    world = World()
+    first, second = begun(world, 2, config=ONE_SLOT)
+    dependency = Dependency(world, lasts_s=1.0)
+    left = unanswered
+
+    def fault(task: Task, _index: int, effect: Effect) -> Fault | None:
+        nonlocal left
+        if task.name or not isinstance(effect, fx.CompareAndSet) or not left:
+            return None
+        releases = any(isinstance(done, fx.Call) for done in task.performed)
+        left -= releases
+        return kind() if releases else None
+
+    world.fault = fault
+    mine = call(world, dependency, first, store_patience_s=5.0)
+    other = call(world, dependency, second, name=1, at_s=0.5)
+    world.run()
+
+    assert mine.result.value == "done"
+    assert len(mine.emitted(StoreLost)) == forgiven
+    # What was executed has freed the slot, whatever was answered.
+    assert len(other.emitted(SlotForgiven)) == (forgiven if kind is Away else 0)
+    assert dependency.calls[1] <= 1.0 + forgiven * 1.5 * LEASE_S + 2.0
 
 
 @pytest.mark.parametrize("seed", range(4))
