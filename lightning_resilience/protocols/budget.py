@@ -56,7 +56,7 @@ def charge(
         ruling = yield from _ask(circuit)
         if ruling is None or ruling.granted:
             return True
-        if not may_wait:
+        if not may_wait and ruling.wait_s > 0:
             raise _denied(circuit, ruling)
         # Over a whole bucket, or all who were denied would ask in the same instant.
         draw: float = yield Draw()
@@ -106,7 +106,8 @@ def _ask(circuit: Circuit) -> Protocol[Ruling | None]:
         seen_at_s: float = yield Now()
         ledger.note_record(ruling.record, now_s=seen_at_s)
     if ruling.granted and not written.won:
-        # Others were faster every time, or the store came back empty: asked again after a wait.
+        # Others were faster every time, or the store came back empty. That is no denial: also who
+        # is not to wait for the budget asks again.
         return replace(ruling, granted=False, wait_s=0.0)
     if ruling.granted:
         ledger.tell(now_s=now_s)
