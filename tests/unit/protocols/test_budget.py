@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import statistics
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -170,13 +171,18 @@ def test_a_denied_retry_waits_and_is_made() -> None:
 
 
 def test_one_that_is_alone_waits_hardly_longer_than_it_must() -> None:
-    """What it has written itself it has seen: five buckets, and a jittered look at each."""
-    world, task = attempt(3, policy=PATIENT)
+    """What it has written itself it has seen: its buckets do not begin a look late."""
+    lasted_s = []
 
-    world.run()
+    for seed in range(9):
+        world, task = attempt(3, world=World(seed=seed))
+        world.run()
+        assert task.result.attempts == 4
+        lasted_s.append(world.now_s)
 
-    assert task.result.attempts == 4
-    assert 60.0 <= world.now_s <= 5 * 15.0 + 6 * 15.0
+    assert min(lasted_s) >= 60.0
+    # Five buckets, and half of one for the jitter of each look in between.
+    assert statistics.median(lasted_s) <= 5 * 15.0 + 4 * 7.5
 
 
 def test_asking_again_writes_nothing_while_no_bucket_ends() -> None:
@@ -253,6 +259,9 @@ def test_what_follows_an_open_circuit_is_not_charged() -> None:
 
     assert task.error is None
     assert sum(at < 100.0 for at in dependency.calls) == 3
+    # Nor is the store asked.
+    reads = [effect for effect in task.performed if isinstance(effect, fx.MultiGet)]
+    assert sum(KEY in effect.keys for effect in reads) == 2
     assert budget(world).retries == (2, 0, 0, 0, 0)
 
 
@@ -292,6 +301,56 @@ def test_eight_processes_that_charge_at_once_are_all_counted(seed: int) -> None:
     assert sum(budget(world).retries) == 8
     # No conflict was taken for a denial.
     assert not any(task.emitted(RetryDenied) for task in tasks)
+
+
+def test_two_that_see_a_bucket_end_together_end_one() -> None:
+    """Whoever was slower finds a bucket that has just begun, and does not end that as well."""
+    world = World()
+    circuits = [member(f"host {name}", budget=BudgetConfig()) for name in range(2)]
+    for at_s in (0.0, 20.0):
+        for name, mine in enumerate(circuits):
+            attempt(1, world=world, mine=mine, name=name, at_s=at_s)
+        world.run()
+
+    assert budget(world).bucket == 1
+    assert budget(world).retries == (2, 2, 0, 0, 0)
+
+
+def test_who_saw_a_bucket_begin_does_not_forget_what_others_have_just_charged() -> None:
+    """After five buckets of not looking it finds retries of the last second, and is denied."""
+    world = World()
+    early, late = member("early"), member("late")
+    attempt(1, world=world, mine=early, at_s=0.0)
+    attempt(1, world=world, mine=late, name=1, at_s=86.0)
+    world.run()
+
+    _, task = attempt(1, world=world, mine=early, at_s=90.0)
+    world.run()
+
+    assert task.emitted(RetryDenied)
+    assert task.result.value == "value"
+
+
+def test_those_who_are_denied_together_ask_again_apart() -> None:
+    """Eight that wait for the same bucket's end come over the length of a bucket."""
+    world = World()
+    exhaust(world)
+    tasks = [
+        attempt(1, world=world, name=name, mine=member(f"host {name}"))[1] for name in range(8)
+    ]
+    asked: dict[int, list[float]] = {}
+
+    def fault(task: Task, _index: int, effect: Effect) -> Fault | None:
+        if isinstance(effect, fx.MultiGet):
+            asked.setdefault(task.name, []).append(world.now_s)
+        return None
+
+    world.fault = fault
+    world.run()
+
+    seconds = sorted(instants[1] for instants in asked.values())
+    assert len(tasks) == len(seconds) == 8
+    assert seconds[-1] - seconds[0] > 5.0
 
 
 def saves(mine: Circuit, dependency: Dependency, *, count: int) -> Protocol[None]:
