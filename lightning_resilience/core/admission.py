@@ -15,9 +15,10 @@ taken from loses permits with each answer that does.
        │                                                                         └──┘ beat: a new
        └──────────── release: from exactly my own bytes ◀───────────────────────      writer nonce
 
-* **A slot is a lease.** Its holder beats while its call runs; one that was seen unchanged for
+* **A slot is a lease.** Its holder beats while its call runs; one that was watched unchanged for
   ``slot_lease_s`` is *forgiven*: somebody else takes the slot. A holder that was only stopped finds
-  other bytes when it comes back, and changes nothing.
+  other bytes when it comes back, and changes nothing. Time in which the store did not answer is not
+  watched: nobody could beat in it.
 * **The limit says which slots are usable**: those below it. Lowering it (the ramp, a trip) takes no
   slot away from anybody, it only lets nobody else in.
 * **Tickets are hints.** A ticket says when to come, never who may: the distance to one's turn is
@@ -46,7 +47,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from lightning_resilience.core.breaker_record import BreakerState
-from lightning_resilience.core.lease import CLOCK_RATE_FACTOR, is_expired
+from lightning_resilience.core.lease import (
+    CLOCK_RATE_FACTOR,
+    Sighting,
+    Silence,
+    is_expired,
+    listen,
+)
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import SlotRecord
 from lightning_resilience.core.validation import check_less, check_seconds, option
@@ -55,7 +62,6 @@ from lightning_resilience.core.validation import check_less, check_seconds, opti
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lightning_resilience.core.lease import Sighting
     from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.records import BreakerRecord
 
@@ -67,12 +73,15 @@ __all__ = [
     "choose",
     "count_look",
     "distance",
+    "heard",
+    "lines_up_first",
     "may_try",
     "needs_slot",
     "next_look_s",
     "pace_s",
     "released",
     "renewed",
+    "sightings",
     "spreads",
     "taken",
     "waits_for_slot",
@@ -172,6 +181,63 @@ def spreads(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:
     Those who need a slot come by their distance instead.
     """
     return when_open == "wait" and not needs_slot(record, collective=collective)
+
+
+def lines_up_first(record: BreakerRecord | None, *, may_wait: bool) -> bool:
+    """Tell whether a caller draws a ticket before it looks for a free slot.
+
+    While the circuit recovers: then everybody comes at once. Not who cannot wait: its ticket would
+    stand in line for nobody, and where all callers are such, none would ever be let in.
+
+    Args:
+        record: The breaker's record as it was seen last, or None.
+        may_wait: Whether the caller has time to wait.
+    """
+    return may_wait and record is not None and record.state == BreakerState.RECOVERING.value
+
+
+def heard(
+    silences: Mapping[int, Silence],
+    slots: Sequence[Slot],
+    *,
+    sent_at_s: float,
+    seen_at_s: float,
+    away_s: float,
+    lease_s: float,
+) -> dict[int, Silence]:
+    """Note for how long each slot has not changed, as this process has watched.
+
+    It is the process that watches, not the call: a caller that does not wait sees a dead holder
+    too, with the eyes of those that it made before.
+
+    Args:
+        silences: What was known before this look.
+        slots: All slots as they were read.
+        sent_at_s: When the read was sent, on this process's clock.
+        seen_at_s: When it was answered.
+        away_s: For how long the caller meant to look away before this look, in seconds; 0 for the
+            first of a call.
+        lease_s: Lease of a slot, in seconds.
+    """
+    longest_gap_s = max(away_s, lease_s / _LOOKS_PER_LEASE)
+    return {
+        slot.index: listen(
+            silences.get(slot.index),
+            (slot.raw.decode(),),
+            sent_at_s=sent_at_s,
+            seen_at_s=seen_at_s,
+            longest_gap_s=longest_gap_s,
+        )
+        for slot in slots
+    }
+
+
+def sightings(silences: Mapping[int, Silence], *, now_s: float) -> dict[int, Sighting]:
+    """Return since when each slot has not changed, where only what was watched counts."""
+    return {
+        index: Sighting(version=silence.version, first_seen_at_s=now_s - silence.watched_s)
+        for index, silence in silences.items()
+    }
 
 
 def choose(

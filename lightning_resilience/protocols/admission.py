@@ -16,12 +16,11 @@ ticket and a wait. Waiting writes nothing but the ticket, so whoever gives up le
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core import admission as core, breaker, lease
+from lightning_resilience.core import admission as core, breaker
 from lightning_resilience.core.admission import Slot
-from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven
 from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
@@ -44,7 +43,6 @@ from lightning_resilience.protocols.shared_cell import write
 
 if TYPE_CHECKING:
     from lightning_resilience.core.breaker import BreakerView
-    from lightning_resilience.core.lease import Sighting
     from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -124,10 +122,10 @@ class _Line:
     voice_s: float
     started_at_s: float
     deadline_at_s: float
-    sightings: dict[int, Sighting] = field(default_factory=dict)
     ticket: int | None = None
     has_ticket: bool = False
     has_waited: bool = False
+    away_s: float = 0.0
     looks: int = 0
     pace_s: float | None = None
     spoken_at_s: float | None = None
@@ -155,7 +153,8 @@ def enter(
         started_at_s=started_at_s,
         deadline_at_s=deadline_at_s,
     )
-    if circuit.view is not None and circuit.view.record.state == BreakerState.RECOVERING.value:
+    seen = None if circuit.view is None else circuit.view.record
+    if core.lines_up_first(seen, may_wait=started_at_s < deadline_at_s):
         # Everybody comes now: first the ticket, so that not all of them try the one free slot.
         yield from _draw_ticket(circuit, line)
     while True:
@@ -199,12 +198,17 @@ def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
 
 
 def _look_in_line(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+    sent_at_s: float = yield Now()
     view, slots = yield from look(circuit)
-    now_s: float = yield Now()
-    for slot in slots:
-        line.sightings[slot.index] = lease.observe(
-            line.sightings.get(slot.index), (slot.raw.decode(),), now_s=now_s
-        )
+    seen_at_s: float = yield Now()
+    circuit.silences = core.heard(
+        circuit.silences,
+        slots,
+        sent_at_s=sent_at_s,
+        seen_at_s=seen_at_s,
+        away_s=line.away_s,
+        lease_s=circuit.admission.slot_lease_s,
+    )
     return view, slots
 
 
@@ -216,7 +220,7 @@ def _claim(
     slot = core.choose(
         slots,
         limit=view.record.limit,
-        sightings=line.sightings,
+        sightings=core.sightings(circuit.silences, now_s=now_s),
         lease_s=circuit.admission.slot_lease_s,
         now_s=now_s,
         draw=draw,
@@ -266,7 +270,7 @@ def _wait(
     # How long a call takes shows only once one has succeeded; the waits before that were guesses.
     line.looks = core.count_look(line.looks, before_s=line.pace_s, now_s=circuit.pace_s)
     line.pace_s = circuit.pace_s
-    line.has_waited = True
+    line.has_waited, line.away_s = True, wait_s
     if is_time_to_speak(line.spoken_at_s, wait_s=wait_s, voice_s=line.voice_s, now_s=now_s):
         line.spoken_at_s = now_s
         yield Emit(_awaited(circuit, view, line, now_s=now_s))

@@ -21,8 +21,10 @@ from lightning_resilience.protocols.ledger import Ledger
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lightning_resilience.core.breaker import BreakerConfig
-    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.lease import Sighting, Silence
     from lightning_resilience.core.records import Keys
 
 
@@ -64,6 +66,7 @@ class Circuit:
         is_own: Whether this process alone uses it, in its own store.
         probe_share: Probability with which this process sends a probe that is due.
         pace_s: How long a call takes, in seconds, as the slots told at the last look, or None.
+        silences: For how long this process has watched each slot not change.
         inherited: Whether this process has never seen the circuit let calls through: then it was
             tripped by an earlier start of the job.
     """
@@ -85,6 +88,7 @@ class Circuit:
         "place",
         "probe_share",
         "seen",
+        "silences",
         "slot_keys",
         "view",
         "votes",
@@ -118,6 +122,7 @@ class Circuit:
             keys.slot(dependency, index) for index in range(config.max_concurrent)
         )
         self.pace_s: float | None = None
+        self.silences: Mapping[int, Silence] = {}
         self.ledger = Ledger(limits.budget)
         self.budget_key = keys.budget(dependency)
         self.detour: Detour | None = None

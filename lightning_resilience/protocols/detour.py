@@ -12,6 +12,7 @@ rebuilt from the last *shared* one that was seen where the store came back empty
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_resilience.core import detour as core
@@ -120,9 +121,8 @@ def follow(
     if patience_s is None:
         return (yield from inner)
     persistence = Persistence(op=op, patience_s=patience_s, error=_as_it_is)
-    result = yield from with_persistence(inner, persistence)
-    yield from _found(circuit)
-    return result
+    asking = with_persistence(inner, persistence)
+    return (yield from transform(asking, partial(_ask, circuit)))
 
 
 def _as_it_is(_lost_for_s: float, error: StoreUnavailableError) -> Exception:
@@ -133,6 +133,14 @@ def _on_its_own(effect: Effect) -> Protocol[Any]:
     if isinstance(effect, _STORE_EFFECTS):
         return (yield Local(effect))
     return (yield effect)
+
+
+def _ask(circuit: Circuit, effect: Effect) -> Protocol[Any]:
+    value = yield effect
+    # A wait that ends without its key may have had no answer at all.
+    if isinstance(effect, _STORE_EFFECTS) and not isinstance(effect, WaitFor):
+        yield from _found(circuit)
+    return value
 
 
 def _found(circuit: Circuit) -> Protocol[None]:
