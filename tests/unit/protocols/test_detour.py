@@ -203,6 +203,7 @@ def test_a_view_that_stops_calls_is_not_trusted(state: str) -> None:
 
     assert task.result.value == "done"
     assert len(task.emitted(LocalModeEntered)) == 1
+    assert task.emitted(ViewTrusted) == []
     assert task.emitted(BreakerChanged)[0].state == "half_open"
 
 
@@ -411,6 +412,20 @@ def test_the_second_time_alone_begins_anew() -> None:
     assert own.view.record.epoch == before + 1
 
 
+def test_who_waits_alone_is_let_go_by_the_store_that_returns() -> None:
+    """Its own circuit is open, and it hardly ever probes: the job's closed one lets it go."""
+    scene = Scene(away=[(10.0, 45.0)], heals_at_s=40.0)
+    mine = process(processes=10**6, budget=BudgetConfig(retry_floor=10**8))
+    scene.settled(mine)
+
+    task = scene.call(mine, at_s=31.0)
+
+    assert task.result.value == "done"
+    assert scene.dependency.probes == []
+    assert took_s(task, at_s=45.0) <= 31.0
+    assert len(task.emitted(LocalModeEnded)) == 1
+
+
 # --- a host that is cut off ------------------------------------------------------------------
 
 
@@ -535,6 +550,38 @@ def test_an_isolated_host_is_refused_where_it_does_not_wait() -> None:
     assert len(later.emitted(HostRejoined)) == 1
 
 
+def test_an_isolated_host_probes_in_full_also_after_it_was_alone() -> None:
+    """One host is cut off, not all: its share of the probes is the whole."""
+    went = isolation(2, ill_until_s=0.0)
+    mine = went.circuits[0]
+    assert mine.detour is not None
+    mine.detour.processes = 10**6
+    assert mine.detour.circuit.ledger.config.retry_floor == 5
+    went.scene.away = [(10.0, 60.0)]
+    went.start(0, at_s=40.0)
+    went.scene.world.run()
+    went.ill_until_s = 150.0
+
+    task = went.start(0, at_s=100.0)
+    went.scene.world.run()
+
+    assert len(task.emitted(HostIsolated)) == len(task.emitted(HostRejoined)) == 1
+    assert task.result.value == "done"
+
+
+def test_who_has_rejoined_follows_the_job_again() -> None:
+    """Its next call, by a view that is too old, reads the shared record and says nothing."""
+    went = isolation(2, ill_until_s=30.0)
+    went.start(0, at_s=1.0)
+    went.scene.world.run()
+
+    task = went.start(0, at_s=went.scene.world.now_s + 10.0)
+    went.scene.world.run()
+
+    assert task.events == []
+    assert task.store_operations() == 1
+
+
 # --- strict, and joint -----------------------------------------------------------------------
 
 
@@ -552,6 +599,19 @@ def test_strict_raises_before_the_attempt(patience_s: float, collective: bool) -
     assert scene.dependency.calls == []
     assert patience_s <= took_s(task, at_s=40.0) <= patience_s + 0.1
     assert task.emitted(LocalModeEntered) == []
+
+
+def test_strict_never_goes_by_what_others_decide_alone() -> None:
+    """A process that is alone has calls that may be, and one that may not: that one raises."""
+    scene = Scene(away=[(10.0, 1e9)])
+    mine = process()
+    scene.settled(mine)
+    scene.call(mine, at_s=40.0)
+
+    task = scene.call(mine, at_s=40.1, may_go_alone=False)
+
+    assert isinstance(task.error, StoreUnavailableError)
+    assert len(scene.dependency.calls) == 1
 
 
 def test_strict_waits_for_a_store_that_comes_back_in_time() -> None:
