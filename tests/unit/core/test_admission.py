@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 from lightning_resilience.core import admission
 from lightning_resilience.core.admission import AdmissionConfig, Slot
 from lightning_resilience.core.breaker import BreakerConfig, initial
-from lightning_resilience.core.lease import Sighting
+from lightning_resilience.core.lease import Sighting, Silence
 from lightning_resilience.core.outcome import FailureClass, Outcome
 from lightning_resilience.core.records import SlotRecord
 from lightning_resilience.errors import ConfigError
@@ -158,6 +158,69 @@ def test_who_needs_no_slot_comes_back_over_a_spread(
     spread = admission.spreads(breaker_in(state), collective=collective, when_open=when_open)
 
     assert spread is (state == "closed" and not collective and when_open == "wait")
+
+
+@pytest.mark.parametrize("state", ["closed", "open", "recovering"])
+@pytest.mark.parametrize("may_wait", [True, False])
+def test_only_who_can_wait_lines_up_when_everybody_comes(
+    state: str,
+    may_wait: bool,  # noqa: FBT001 - data
+) -> None:
+    """A ticket comes first while the circuit recovers; of one that cannot wait it would be void."""
+    first = admission.lines_up_first(breaker_in(state), may_wait=may_wait)
+
+    assert first is (may_wait and state == "recovering")
+    assert not admission.lines_up_first(None, may_wait=True)
+
+
+# --- what is watched -------------------------------------------------------------------------
+
+
+def watched(*looks: tuple[float, float, float], changes: tuple[int, ...] = ()) -> float:
+    """Silence of one slot after looks (sent, answered, meant to look away); some find a change."""
+    silences: dict[int, Silence] = {}
+    version = 0
+    for number, (sent_at_s, seen_at_s, away_s) in enumerate(looks):
+        version += number in changes
+        silences = admission.heard(
+            silences,
+            [held(3, took_s=float(version))],
+            sent_at_s=sent_at_s,
+            seen_at_s=seen_at_s,
+            away_s=away_s,
+            lease_s=LEASE_S,
+        )
+    return silences[3].watched_s
+
+
+def test_only_time_that_was_watched_counts_as_silence() -> None:
+    """From one answer to the next question, and no more of it than was meant to be looked away."""
+    assert watched((0.0, 0.0, 0.0)) == 0.0
+    assert watched((0.0, 0.0, 0.0), (5.0, 5.0, 5.0)) == 5.0
+    # The store took 20 s to answer.
+    assert watched((0.0, 0.0, 0.0), (5.0, 25.0, 5.0), (30.0, 30.0, 5.0)) == 10.0
+    # This process was stopped for an hour.
+    assert watched((0.0, 0.0, 0.0), (3600.0, 3600.0, 5.0)) == LEASE_S / 4
+    # It meant to look away for 20 s.
+    assert watched((0.0, 0.0, 0.0), (20.0, 20.0, 20.0)) == 20.0
+
+
+def test_a_change_ends_the_silence() -> None:
+    """A beat, or another holder: what was watched before says nothing any more."""
+    looks = [(5.0 * number, 5.0 * number, 5.0) for number in range(6)]
+
+    assert watched(*looks) == 25.0
+    assert watched(*looks, changes=(3,)) == 10.0
+    assert watched(*looks, changes=(5,)) == 0.0
+
+
+def test_what_was_watched_is_what_a_claim_goes_by() -> None:
+    """Of a slot that was watched for 12 s it is as if it had first been seen 12 s ago."""
+    silence = Silence(version=("v",), watched_s=12.0, looked_at_s=77.0)
+
+    sightings = admission.sightings({4: silence}, now_s=100.0)
+
+    assert sightings == {4: Sighting(version=("v",), first_seen_at_s=88.0)}
 
 
 # --- which slot ------------------------------------------------------------------------------

@@ -938,6 +938,23 @@ def test_a_lease_is_not_renewed_before_its_time(
     assert held.nonces == []
 
 
+def test_a_lease_is_renewed_at_its_interval(make_driver: Callable[..., Driver]) -> None:
+    """Turns of the wait in between renew nothing: a beat every five seconds, not every piece."""
+    clock, held, seen = ManualClock(), Lease(0.016), []
+
+    def work(token: CancelToken) -> None:
+        for _ in range(5):
+            token.progress()
+            clock.await_looks()
+            clock.advance(0.008)
+            clock.await_looks()
+            seen.append(len(held.nonces))
+
+    make_driver(clock=clock).run(one(fx.Call(work, timeout_s=0.01, renewal=held)))
+
+    assert seen == [0, 1, 1, 2, 2]
+
+
 @LEASED
 @pytest.mark.parametrize("error", [None, ValueError("mine"), StopRequested()])
 def test_no_renewal_outlives_its_call(
