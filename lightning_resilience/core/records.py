@@ -71,6 +71,8 @@ _FailureName: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=rf"\A({'|'.join(failure.value for failure in FailureClass)})?\Z")
 ]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+# Whoever reads a budget takes the first for the present bucket.
+_Buckets: TypeAlias = Annotated[tuple[_Count, ...], msgspec.Meta(min_length=1)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 _Duration: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -159,8 +161,8 @@ class BudgetRecord(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
     origin: str
     bucket: _Count
-    retries: tuple[_Count, ...]
-    calls: tuple[_Count, ...]
+    retries: _Buckets
+    calls: _Buckets
     writer: str
 
 

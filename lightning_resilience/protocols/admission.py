@@ -114,10 +114,14 @@ class Permit(Renewal):
         return (self.raw, encode(self._unanswered))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Line:
     """What one waiter remembers between its looks."""
 
+    operation: str
+    voice_s: float
+    started_at_s: float
+    deadline_at_s: float
     ticket: int | None = None
     has_ticket: bool = False
     has_waited: bool = False
@@ -142,8 +146,13 @@ def enter(
         The permit; None where the circuit does not let calls through any more, or the deadline has
         passed: the caller looks at the breaker again.
     """
-    line = _Line()
     started_at_s: float = yield Now()
+    line = _Line(
+        operation=operation,
+        voice_s=voice_s,
+        started_at_s=started_at_s,
+        deadline_at_s=deadline_at_s,
+    )
     seen = None if circuit.view is None else circuit.view.record
     if core.lines_up_first(seen, may_wait=started_at_s < deadline_at_s):
         # Everybody comes now: first the ticket, so that not all of them try the one free slot.
@@ -160,18 +169,10 @@ def enter(
         now_s: float = yield Now()
         if now_s >= deadline_at_s:
             return None
-        yield from _speak(
-            circuit,
-            view,
-            line,
-            operation=operation,
-            elapsed_s=now_s - started_at_s,
-            voice_s=voice_s,
-        )
         if not line.has_ticket:
             yield from _draw_ticket(circuit, line)
             ahead = core.distance(line.ticket, slots)
-        yield from _wait(circuit, line, ahead=ahead, deadline_at_s=deadline_at_s)
+        yield from _wait(circuit, view, line, ahead=ahead, now_s=now_s)
 
 
 def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
@@ -253,29 +254,9 @@ def _draw_ticket(circuit: Circuit, line: _Line) -> Protocol[None]:
         line.ticket = None
 
 
-def _speak(
-    circuit: Circuit,
-    view: BreakerView,
-    line: _Line,
-    *,
-    operation: str,
-    elapsed_s: float,
-    voice_s: float,
+def _wait(
+    circuit: Circuit, view: BreakerView, line: _Line, *, ahead: int, now_s: float
 ) -> Protocol[None]:
-    if not is_time_to_speak(line.spoken_at_s, wait_s=0.0, voice_s=voice_s, now_s=elapsed_s):
-        return
-    line.spoken_at_s = elapsed_s
-    yield Emit(
-        SlotAwaited(
-            dependency=circuit.dependency,
-            operation=operation,
-            limit=view.record.limit,
-            elapsed_s=elapsed_s,
-        )
-    )
-
-
-def _wait(circuit: Circuit, line: _Line, *, ahead: int, deadline_at_s: float) -> Protocol[None]:
     draw: float = yield Draw()
     wait_s = core.next_look_s(
         ahead,
@@ -285,12 +266,24 @@ def _wait(circuit: Circuit, line: _Line, *, ahead: int, deadline_at_s: float) ->
         lease_s=circuit.admission.slot_lease_s,
         draw=draw,
     )
+    wait_s = min(wait_s, line.voice_s, line.deadline_at_s - now_s)
     # How long a call takes shows only once one has succeeded; the waits before that were guesses.
     line.looks = core.count_look(line.looks, before_s=line.pace_s, now_s=circuit.pace_s)
     line.pace_s = circuit.pace_s
     line.has_waited, line.away_s = True, wait_s
-    now_s: float = yield Now()
-    yield Sleep(max(0.0, min(wait_s, deadline_at_s - now_s)))
+    if is_time_to_speak(line.spoken_at_s, wait_s=wait_s, voice_s=line.voice_s, now_s=now_s):
+        line.spoken_at_s = now_s
+        yield Emit(_awaited(circuit, view, line, now_s=now_s))
+    yield Sleep(wait_s)
+
+
+def _awaited(circuit: Circuit, view: BreakerView, line: _Line, *, now_s: float) -> SlotAwaited:
+    return SlotAwaited(
+        dependency=circuit.dependency,
+        operation=line.operation,
+        limit=view.record.limit,
+        elapsed_s=now_s - line.started_at_s,
+    )
 
 
 def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:

@@ -13,7 +13,7 @@ rebuilt from the last *shared* one that was seen where the store came back empty
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.core import detour as core
 from lightning_resilience.core.breaker_record import BreakerState
@@ -53,10 +53,21 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["choose", "follow", "guide", "isolate", "look", "lose", "rejoin", "until_s"]
+__all__ = [
+    "choose",
+    "follow",
+    "guide",
+    "is_lost",
+    "isolate",
+    "lose",
+    "old_view",
+    "rejoin",
+    "until_s",
+]
 
 T = TypeVar("T")
 
+_NOT_ASKED: Final = "the shared store did not answer another call of this process"
 _STORE_EFFECTS = (Get, MultiGet, Set, Delete, CompareAndSet, Add, WaitFor)
 
 
@@ -78,6 +89,8 @@ def choose(circuit: Circuit, *, may_go_alone: bool) -> Protocol[Circuit]:
         return circuit
     now_s: float = yield Now()
     if now_s < detour.link.next_try_at_s:
+        # Perhaps it was a call of another dependency that has found the store lost.
+        yield from _go_alone(circuit, detour, why=_NOT_ASKED)
         return detour.circuit
     draw: float = yield Draw()
     # Before it is asked: the other threads stay away meanwhile.
@@ -90,6 +103,11 @@ def guide(circuit: Circuit) -> Circuit:
     detour = circuit.detour
     alone = detour is not None and (detour.is_isolated or detour.link.lost_since_s is not None)
     return detour.circuit if detour is not None and alone else circuit
+
+
+def is_lost(circuit: Circuit) -> bool:
+    """Tell whether the shared store was given up, by any call of this process."""
+    return circuit.detour is not None and circuit.detour.link.lost_since_s is not None
 
 
 def until_s(circuit: Circuit, followed: Circuit, *, deadline_at_s: float) -> float:
@@ -158,38 +176,38 @@ def _found(circuit: Circuit) -> Protocol[None]:
         yield Emit(LocalModeEnded(dependency=circuit.dependency, lost_for_s=lost_for_s))
 
 
-def look(circuit: Circuit) -> Protocol[BreakerView]:
-    """Return a view to go ahead on; where the store does not answer once, the last one for a while.
+def old_view(circuit: Circuit, followed: Circuit) -> Protocol[BreakerView | None]:
+    """Return the last view where the store does not answer now, and it serves for a while longer.
+
+    The store is asked once, without patience: a call that may go ahead does not wait for it.
 
     Args:
-        circuit: The breaker that is followed.
+        circuit: The job's breaker.
+        followed: The one chosen.
 
     Returns:
-        The view.
-
-    Raises:
-        StoreUnavailableError: The store did not answer, and the last view is too old or does not
-            let calls through.
+        The view to go ahead on; None where the breaker is to be asked as always.
     """
-    now_s: float = yield Now()
     view, detour = circuit.view, circuit.detour
-    if view is not None and circuit.is_fresh(now_s=now_s):
+    if followed is not circuit or view is None or detour is None:
+        return None
+    now_s: float = yield Now()
+    is_needed = detour.link.lost_since_s is None and not circuit.is_fresh(now_s=now_s)
+    if not is_needed or not core.trusts(view, circuit.config, now_s=now_s):
+        return None
+    if now_s < detour.link.next_try_at_s:
+        # It has just not answered, and is left alone.
         return view
-    if detour is not None and view and core.trusts(view, circuit.config, now_s=now_s):
-        if now_s < detour.link.next_try_at_s:
-            # It has just not answered, and is left alone.
-            return view
-        return (yield from _look_or_trust(circuit, view, detour.link))
-    return (yield from refresh(circuit))
+    return (yield from _refresh_or_trust(circuit, view, detour.link))
 
 
-def _look_or_trust(circuit: Circuit, view: BreakerView, link: Link) -> Protocol[BreakerView]:
+def _refresh_or_trust(
+    circuit: Circuit, view: BreakerView, link: Link
+) -> Protocol[BreakerView | None]:
     try:
-        return (yield from refresh(circuit))
+        yield from transform(refresh(circuit), partial(_ask, circuit))
     except StoreUnavailableError as error:
         now_s: float = yield Now()
-        if not core.trusts(view, circuit.config, now_s=now_s):
-            raise
         draw: float = yield Draw()
         link.leave_alone(now_s=now_s, draw=draw)
         yield Emit(
@@ -201,6 +219,7 @@ def _look_or_trust(circuit: Circuit, view: BreakerView, link: Link) -> Protocol[
             )
         )
         return view
+    return None
 
 
 def lose(circuit: Circuit, error: StoreUnavailableError) -> Protocol[None]:
@@ -223,16 +242,18 @@ def lose(circuit: Circuit, error: StoreUnavailableError) -> Protocol[None]:
         link.leave_alone(now_s=now_s, draw=draw)
     if link.lost_since_s is None:
         link.lost_since_s = now_s
-    if detour.alone_since_s == link.lost_since_s or detour.is_isolated:
+    yield from _go_alone(circuit, detour, why=str(error))
+
+
+def _go_alone(circuit: Circuit, detour: Detour, *, why: str) -> Protocol[None]:
+    if detour.alone_since_s == detour.link.lost_since_s or detour.is_isolated:
         return
-    detour.alone_since_s = link.lost_since_s
+    detour.alone_since_s = detour.link.lost_since_s
     detour.circuit.probe_share = 1 / detour.processes
     state = BreakerState.CLOSED if circuit.view is None else BreakerState(circuit.view.record.state)
     yield from _seed(detour, state, reason="the shared store does not answer")
     yield Emit(
-        LocalModeEntered(
-            dependency=circuit.dependency, error=str(error), share=detour.circuit.probe_share
-        )
+        LocalModeEntered(dependency=circuit.dependency, error=why, share=detour.circuit.probe_share)
     )
 
 
