@@ -40,11 +40,9 @@ holders die (J. Gray, D. Cheriton, "Leases", SOSP 1989).
 
 from __future__ import annotations
 
-import statistics
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from lightning_resilience.core.breaker_record import BreakerState
 from lightning_resilience.core.lease import (
@@ -54,15 +52,22 @@ from lightning_resilience.core.lease import (
     is_expired,
     listen,
 )
-from lightning_resilience.core.outcome import FailureClass
-from lightning_resilience.core.records import SlotRecord
+from lightning_resilience.core.slots import (
+    Slot,
+    all_have_failed,
+    distance,
+    has_free,
+    pace_s,
+    released,
+    renewed,
+    taken,
+)
 from lightning_resilience.core.validation import check_less, check_seconds, option
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.records import BreakerRecord
 
 
@@ -73,6 +78,7 @@ __all__ = [
     "choose",
     "count_look",
     "distance",
+    "has_free",
     "heard",
     "lines_up_first",
     "may_try",
@@ -98,9 +104,6 @@ _LOOKS_PER_CALL: Final = 2
 _GROWTH: Final = 1.3
 _MOST_GROWTH: Final = 4.0
 _MOST_GUESSED_GROWTH: Final = 100.0
-
-_OK: Final = "ok"
-_FAILED: Final = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,31 +132,6 @@ class AdmissionConfig:
             ("slot_lease_s", self.slot_lease_s),
             why="a holder whose beat is late once would be taken for dead",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One slot as it was read.
-
-    Args:
-        index: Its number, from 0.
-        raw: The cell's exact bytes; empty where nobody has used it.
-        record: What they say, or None.
-    """
-
-    index: int
-    raw: bytes
-    record: SlotRecord | None
-
-    @property
-    def is_free(self) -> bool:
-        """True where nobody holds it."""
-        return self.record is None or not self.record.holder
-
-    @property
-    def turn(self) -> int:
-        """Highest ticket that it has let in."""
-        return 0 if self.record is None else self.record.turn
 
 
 def needs_slot(record: BreakerRecord, *, collective: bool) -> bool:
@@ -275,75 +253,6 @@ def choose(
     return chosen[int(draw * len(chosen))] if chosen else None
 
 
-def taken(slot: Slot, *, ticket: int | None, holder: str) -> SlotRecord:
-    """Return the cell with which a waiter makes a slot its own.
-
-    Args:
-        slot: The slot as it was read.
-        ticket: The waiter's ticket, or None.
-        holder: A fresh nonce.
-    """
-    before = slot.record or SlotRecord(writer="")
-    return msgspec.structs.replace(
-        before, turn=max(before.turn, ticket or 0), holder=holder, writer=holder
-    )
-
-
-def renewed(held: SlotRecord, *, writer: str) -> SlotRecord:
-    """Return a holder's beat: the same record, by another write."""
-    return msgspec.structs.replace(held, writer=writer)
-
-
-def released(held: SlotRecord, outcome: Outcome, *, lasted_s: float, writer: str) -> SlotRecord:
-    """Return the free cell that a holder leaves behind.
-
-    Args:
-        held: The cell as it was held.
-        outcome: How the call ended. An interrupted one says nothing.
-        lasted_s: How long it took, in seconds.
-        writer: Nonce of the write.
-    """
-    last = _FAILED if outcome.counts else _OK
-    return msgspec.structs.replace(
-        held,
-        holder="",
-        took_s=lasted_s if outcome.ok else held.took_s,
-        last=held.last if outcome.failure is FailureClass.CANCELLED else last,
-        writer=writer,
-    )
-
-
-def all_have_failed(slots: Sequence[Slot], *, own: int, at_least: int) -> bool:
-    """Tell whether the latest call in every slot has failed.
-
-    It is what makes a host vote after its first failure, where every rank calls at the same time:
-    to wait until one of them has failed several times in a row would take as many requests as there
-    are ranks, and retries that the budget may deny.
-
-    Args:
-        slots: All slots as they were read.
-        own: Number of the slot of the caller, whose call has just failed.
-        at_least: Failures that are needed in all; with fewer slots, no number of them is enough.
-    """
-    others = [slot for slot in slots if slot.index != own]
-    return len(others) + 1 >= at_least and all(
-        slot.record is not None and slot.record.last == _FAILED for slot in others
-    )
-
-
-def distance(ticket: int | None, slots: Sequence[Slot]) -> int:
-    """Return how many tickets are to be let in before this one; 0 for one that was lost."""
-    if ticket is None:
-        return 0
-    return max(0, ticket - 1 - max((slot.turn for slot in slots), default=0))
-
-
-def pace_s(slots: Sequence[Slot]) -> float | None:
-    """Return how long a call takes, in seconds: the median of what the slots say, if any does."""
-    taken = [slot.record.took_s for slot in slots if slot.record is not None and slot.record.took_s]
-    return statistics.median(taken) if taken else None
-
-
 def count_look(looks: int, *, before_s: float | None, now_s: float | None) -> int:
     """Return how many looks in vain count, after another one.
 
@@ -375,6 +284,7 @@ def next_look_s(
     *,
     looks: int,
     slots: int,
+    is_free: bool,
     pace_s: float | None,
     lease_s: float,
     draw: float,
@@ -385,6 +295,8 @@ def next_look_s(
         ahead: How many tickets are to be let in before.
         looks: Looks in vain so far. Waits grow with them: constant ones overwhelm the store.
         slots: How many are let in at once when all is well.
+        is_free: Whether a slot was free all the same: then those who stand before this one may be
+            no more, and a few looks find out.
         pace_s: How long a call takes, in seconds, or None where no call has told.
         lease_s: Lease of a slot, in seconds.
         draw: A uniform number in [0, 1).
@@ -399,4 +311,7 @@ def next_look_s(
     # 1.3 ** 20 is above both caps already, and a large exponent would overflow.
     growth = min(most, _GROWTH ** min(looks, 20))
     share_s = min(pace / _LOOKS_PER_CALL * (0.5 + draw) * growth, lease_s / _LOOKS_PER_LEASE)
-    return max(ahead * pace / slots * (0.95 + 0.05 * draw), share_s)
+    queue_s = ahead * pace / slots * (0.95 + 0.05 * draw)
+    if is_free:
+        queue_s = min(queue_s, share_s * math.log2(2 + ahead))
+    return max(queue_s, share_s)

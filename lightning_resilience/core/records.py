@@ -135,6 +135,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
         took_s: How long the last call in this slot took that succeeded, in seconds; 0 where that is
             unknown.
         last: How the last call in this slot ended: ``ok``, ``failed``, or empty where none has.
+        generation: Number of the trip after which that call was let in.
         writer: Nonce of this write. A holder's beat is a write that changes nothing else.
     """
 
@@ -143,6 +144,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
     took_s: _Duration = 0.0
     last: _LastName = ""
+    generation: _Count = 0
     writer: str
 
 

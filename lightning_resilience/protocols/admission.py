@@ -63,6 +63,7 @@ class Permit(Renewal):
         index: The slot's number.
         every_s: How often to beat, in seconds.
         entered_at_s: When it was taken, on this process's clock.
+        generation: Number of the trip after which it was taken.
         is_own: Whether it is in this process's own store.
 
     Attributes:
@@ -77,6 +78,7 @@ class Permit(Renewal):
         index: int,
         every_s: float,
         entered_at_s: float,
+        generation: int = 0,
         is_own: bool = False,
     ) -> None:
         self.key = key
@@ -85,6 +87,7 @@ class Permit(Renewal):
         self.raw = encode(record)
         self.every_s = every_s
         self.entered_at_s = entered_at_s
+        self.generation = generation
         self.is_lost = False
         self._is_own = is_own
         # A beat that was not answered: it may be there.
@@ -172,7 +175,8 @@ def enter(
         if not line.has_ticket:
             yield from _draw_ticket(circuit, line)
             ahead = core.distance(line.ticket, slots)
-        yield from _wait(circuit, view, line, ahead=ahead, now_s=now_s)
+        is_free = core.has_free(slots, limit=view.record.limit)
+        yield from _wait(circuit, view, line, ahead=ahead, is_free=is_free)
 
 
 def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
@@ -241,6 +245,7 @@ def _claim(
         index=slot.index,
         every_s=circuit.admission.beat_every_s,
         entered_at_s=now_s,
+        generation=view.record.generation,
         is_own=circuit.is_own,
     )
 
@@ -255,18 +260,20 @@ def _draw_ticket(circuit: Circuit, line: _Line) -> Protocol[None]:
 
 
 def _wait(
-    circuit: Circuit, view: BreakerView, line: _Line, *, ahead: int, now_s: float
+    circuit: Circuit, view: BreakerView, line: _Line, *, ahead: int, is_free: bool
 ) -> Protocol[None]:
     draw: float = yield Draw()
+    now_s: float = yield Now()
     wait_s = core.next_look_s(
         ahead,
         looks=line.looks,
         slots=circuit.config.max_concurrent,
+        is_free=is_free,
         pace_s=circuit.pace_s,
         lease_s=circuit.admission.slot_lease_s,
         draw=draw,
     )
-    wait_s = min(wait_s, line.voice_s, line.deadline_at_s - now_s)
+    wait_s = max(0.0, min(wait_s, line.voice_s, line.deadline_at_s - now_s))
     # How long a call takes shows only once one has succeeded; the waits before that were guesses.
     line.looks = core.count_look(line.looks, before_s=line.pace_s, now_s=circuit.pace_s)
     line.pace_s = circuit.pace_s
@@ -298,7 +305,13 @@ def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
     now_s: float = yield Now()
     writer: str = yield Nonce()
     free = encode(
-        core.released(permit.record, outcome, lasted_s=now_s - permit.entered_at_s, writer=writer)
+        core.released(
+            permit.record,
+            outcome,
+            generation=permit.generation,
+            lasted_s=now_s - permit.entered_at_s,
+            writer=writer,
+        )
     )
     permit.is_lost = True
     for _ in range(_LEAVING_TRIES - 1):

@@ -65,6 +65,7 @@ class Circuit:
         detour: The way that this process goes alone, where it has one.
         is_own: Whether this process alone uses it, in its own store.
         probe_share: Probability with which this process sends a probe that is due.
+        has_slots: Whether this process has seen to it that all slots are there.
         pace_s: How long a call takes, in seconds, as the slots told at the last look, or None.
         silences: For how long this process has watched each slot not change.
         inherited: Whether this process has never seen the circuit let calls through: then it was
@@ -77,6 +78,7 @@ class Circuit:
         "config",
         "dependency",
         "detour",
+        "has_slots",
         "host",
         "hosts",
         "inherited",
@@ -121,6 +123,7 @@ class Circuit:
         self.slot_keys = tuple(
             keys.slot(dependency, index) for index in range(config.max_concurrent)
         )
+        self.has_slots = False
         self.pace_s: float | None = None
         self.silences: Mapping[int, Silence] = {}
         self.ledger = Ledger(limits.budget)

@@ -85,7 +85,10 @@ def choose(circuit: Circuit, *, may_go_alone: bool) -> Protocol[Circuit]:
         return circuit
     if detour.is_isolated:
         return detour.circuit
-    if not may_go_alone or detour.link.lost_since_s is None:
+    if detour.link.lost_since_s is None:
+        yield from _come_back(circuit, detour)
+        return circuit
+    if not may_go_alone:
         return circuit
     now_s: float = yield Now()
     if now_s < detour.link.next_try_at_s:
@@ -168,12 +171,17 @@ def _found(circuit: Circuit) -> Protocol[None]:
     detour = circuit.detour
     if detour is None or not detour.link.tries:
         return
-    lost_since_s = detour.link.lost_since_s
     detour.link.answered()
-    if lost_since_s is not None:
-        now_s: float = yield Now()
-        lost_for_s = now_s - lost_since_s
-        yield Emit(LocalModeEnded(dependency=circuit.dependency, lost_for_s=lost_for_s))
+    yield from _come_back(circuit, detour)
+
+
+def _come_back(circuit: Circuit, detour: Detour) -> Protocol[None]:
+    """Say that this breaker is the job's again; each does when it is next used."""
+    alone_since_s, detour.alone_since_s = detour.alone_since_s, None
+    if alone_since_s is None:
+        return
+    now_s: float = yield Now()
+    yield Emit(LocalModeEnded(dependency=circuit.dependency, lost_for_s=now_s - alone_since_s))
 
 
 def old_view(circuit: Circuit, followed: Circuit) -> Protocol[BreakerView | None]:

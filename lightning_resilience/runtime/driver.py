@@ -235,11 +235,12 @@ class Driver:
             helper.start()
             yield
         finally:
-            # Order: no renewal is under way once the lease is given back. Also where this thread
-            # was interrupted while the helper was starting: nobody else would ever end it.
+            # Also where this thread was interrupted while the helper was starting: nobody else
+            # would ever end it. A renewal that is under way at a store that does not answer is left
+            # behind: whoever gives the lease back knows of it.
             has_ended.set()
             if helper.is_alive():
-                helper.join()
+                helper.join(_LAST_WORDS_S)
 
     def _run_call(self, effect: fx.Call, timeout_s: float, token: Token) -> Any:  # noqa: ANN401 - as above
         call = RunningCall(

@@ -211,7 +211,7 @@ def leave(state: State, who: int, answer: str) -> State:
     waiter = state.waiters[who]
     permit = waiter.permit()
     free = waiter.free or encode(
-        admission.released(permit.record, OK, lasted_s=1.0, writer=nonce())
+        admission.released(permit.record, OK, generation=0, lasted_s=1.0, writer=nonce())
     )
     giving = _give_back(permit, free)
     try:

@@ -143,7 +143,10 @@ def test_a_slot_at_a_closed_circuit_is_only_a_queue(
     waits: bool,  # noqa: FBT001 - data
 ) -> None:
     """Who does not wait for an ill dependency waits for a slot all the same while it is well."""
-    assert admission.waits_for_slot(breaker_in(state), when_open=when_open) is waits
+    assert (
+        admission.waits_for_slot(breaker_in(state), collective=False, when_open=when_open) is waits
+    )
+    assert admission.waits_for_slot(breaker_in(state), collective=True, when_open=when_open)
 
 
 @pytest.mark.parametrize("state", ["closed", "recovering"])
@@ -356,10 +359,15 @@ def test_a_freed_slot_says_how_its_call_ended(
     """Only a success tells the pace; only what counts for the breaker is a failure there."""
     was = SlotRecord(turn=3, holder="n1", took_s=0.2, last=before, writer="n1")
 
-    free = admission.released(was, Outcome(failure=failure), lasted_s=2.5, writer="n2")
+    free = admission.released(
+        was, Outcome(failure=failure), generation=7, lasted_s=2.5, writer="n2"
+    )
 
     last = before if last == "before" else last
-    assert free == SlotRecord(turn=3, holder="", took_s=took_s, last=last, writer="n2")
+    generation = was.generation if failure is FailureClass.CANCELLED else 7
+    assert free == SlotRecord(
+        turn=3, holder="", took_s=took_s, last=last, generation=generation, writer="n2"
+    )
 
 
 # --- an outage that shows --------------------------------------------------------------------
@@ -369,17 +377,27 @@ def test_all_have_failed_only_where_every_other_slot_says_so() -> None:
     """One success, one slot never used, or one of unknown end is enough not to vote at once."""
     failed = [slot(index, last="failed") for index in range(4)]
 
-    assert admission.all_have_failed(failed, own=0, at_least=3)
+    assert admission.all_have_failed(failed, own=0, generation=0, at_least=3)
     for other in (slot(2, last="ok"), slot(2), slot(2, last="", turn=1)):
-        assert not admission.all_have_failed([*failed[:2], other, failed[3]], own=0, at_least=3)
+        assert not admission.all_have_failed(
+            [*failed[:2], other, failed[3]], own=0, generation=0, at_least=3
+        )
 
 
 def test_the_own_slot_is_the_callers_failure_whatever_it_says() -> None:
     """The caller still holds it: what it says is how the call before ended."""
     slots = [slot(0, last="ok", holder="me"), *(slot(index, last="failed") for index in (1, 2))]
 
-    assert admission.all_have_failed(slots, own=0, at_least=3)
-    assert not admission.all_have_failed(slots, own=1, at_least=3)
+    assert admission.all_have_failed(slots, own=0, generation=0, at_least=3)
+    assert not admission.all_have_failed(slots, own=1, generation=0, at_least=3)
+
+
+def test_failures_before_the_latest_trip_say_nothing() -> None:
+    """The circuit has opened on them once; in a slot that nobody has used since they stay."""
+    slots = [slot(index, last="failed", generation=2) for index in range(4)]
+
+    assert admission.all_have_failed(slots, own=0, generation=2, at_least=3)
+    assert not admission.all_have_failed(slots, own=0, generation=3, at_least=3)
 
 
 @pytest.mark.parametrize(("count", "enough"), [(1, False), (2, False), (3, True), (4, True)])
@@ -387,7 +405,7 @@ def test_fewer_slots_than_a_trip_takes_are_never_enough(count: int, enough: bool
     """With one slot its one failure must not stand for an outage; the own one counts as one."""
     slots = [slot(index, last="failed") for index in range(count)]
 
-    assert admission.all_have_failed(slots, own=0, at_least=3) is enough
+    assert admission.all_have_failed(slots, own=0, generation=0, at_least=3) is enough
 
 
 # --- when to come ----------------------------------------------------------------------------
@@ -471,6 +489,7 @@ def wait_s(**options: Any) -> float:
             "ahead": 0,
             "looks": 0,
             "slots": 16,
+            "is_free": False,
             "pace_s": 1.0,
             "lease_s": LEASE_S,
             "draw": 0.0,
@@ -530,3 +549,18 @@ def test_equal_waits_are_drawn_apart() -> None:
     """Two waiters with the same place and pace come at different times."""
     for options in ({"ahead": 0}, {"ahead": 40}):
         assert wait_s(**options, draw=0.1) < wait_s(**options, draw=0.9)
+
+
+def test_a_free_slot_is_looked_at_again_soon_however_long_the_line() -> None:
+    """Those before may be no more: a thousand dead tickets cost a few looks, not hours."""
+    waits = [wait_s(ahead=1000, is_free=free, pace_s=10.0, draw=0.5) for free in (True, False)]
+
+    assert waits[0] < LEASE_S / 4 * 11
+    assert waits[1] > 600
+
+
+def test_the_longer_the_line_the_later_the_look_at_a_free_slot() -> None:
+    """Where the line is real, those far behind leave the slot to those before them."""
+    waits = [wait_s(ahead=ahead, is_free=True) for ahead in (0, 10, 100, 1000)]
+
+    assert waits == sorted(set(waits))

@@ -311,7 +311,9 @@ def test_who_does_not_wait_is_refused_where_a_recovering_circuit_is_full() -> No
     call(world, dependency, circuits[0], lasts_s=50.0)
     waiting = patience(dependency, when_open="raise")
 
-    task = call(world, dependency, circuits[1], name=1, at_s=10.0, waiting=waiting)
+    task = call(
+        world, dependency, circuits[1], name=1, at_s=10.0, waiting=waiting, collective=False
+    )
     world.run()
 
     assert isinstance(task.error, CircuitOpenError)

@@ -318,6 +318,39 @@ def test_alone_retries_are_charged_to_the_own_budget() -> None:
     assert (task.error.attempts, task.error.used, task.error.quota) == (2, 1, 1)
 
 
+@pytest.mark.parametrize("processes", [64, 256, 1000])
+def test_a_share_that_is_used_up_trips_whoever_is_alone(processes: int) -> None:
+    """It is less than a trip takes: the process stays away then, and comes back with the store."""
+    scene = Scene(away=[(10.0, 400.0)], heals_at_s=75.0)
+    mine = process(processes=processes)
+    scene.settled(mine)
+    assert mine.detour is not None
+
+    task = scene.call(mine, at_s=40.0)
+
+    assert task.result.value == "done"
+    assert (task.ended_at_s or 1e9) < 400.0 + 60.0
+    assert len(scene.dependency.calls) <= 4
+    changes = [event.state for event in task.emitted(BreakerChanged)]
+    assert changes[:1] == ["open"]
+
+
+def test_every_dependency_says_when_it_is_the_jobs_again() -> None:
+    """One call finds the store back; the others that were alone say so when they are next used."""
+    scene = Scene(away=[(10.0, 100.0)])
+    link = Link()
+    first, second = process(link=link), process(link=link, dependency="s3://other:read")
+    scene.settled(first, second)
+    scene.call(first, at_s=41.0)
+    scene.call(second, at_s=41.1)
+    found = scene.call(first, at_s=200.0)
+
+    told = scene.call(second, at_s=201.0)
+
+    assert [len(task.emitted(LocalModeEnded)) for task in (found, told)] == [1, 1]
+    assert told.emitted(LocalModeEnded)[0].dependency == "s3://other:read"
+
+
 def test_a_second_dependency_goes_alone_by_its_own_last_state() -> None:
     """The store was found lost by a call of another: the share holds here too, and it is said."""
     scene = Scene(away=[(10.0, 1e9)])
