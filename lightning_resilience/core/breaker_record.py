@@ -168,5 +168,9 @@ def rebuilt(seen: BreakerRecord, *, store_id: str, writer: str) -> BreakerRecord
 
 
 def outranks(seen: BreakerRecord, found: BreakerRecord) -> bool:
-    """Tell whether ``found`` was rebuilt by somebody who knew less than this process has seen."""
-    return found.store_id != seen.store_id and seen.epoch > found.epoch
+    """Tell whether ``found`` was rebuilt by somebody who knew less than this process has seen.
+
+    A rebuilt record is one epoch above what its writer saw, so an equal epoch is less. Each process
+    says so once for each store, since what it writes is what it has seen from then on.
+    """
+    return found.store_id != seen.store_id and seen.epoch >= found.epoch

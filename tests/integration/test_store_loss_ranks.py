@@ -140,17 +140,18 @@ def test_a_circuit_that_was_open_when_the_store_died_lets_nobody_through_before_
 
 
 def assert_it_was_rebuilt_open(reports: list[Report]) -> None:
-    """What the new store is given first is open, and only a probe of the job's closes it.
+    """The new store's record is open, and only a probe of the job's closes it.
 
-    Whoever comes first may have seen less than another, who then writes over it: so it is the
-    record in the end that is above all that there was.
+    Whoever comes first may have seen less than another, who then writes over it: so the record may
+    begin as it was before the trip, and it is the one in the end that is above all that there was.
     """
     shared = shared_records(reports)
     print(f"{[(record.epoch, record.state) for record in shared]}")  # noqa: T201
     new = [record for record in shared if record.store_id != shared[0].store_id]
     old = [record for record in shared if record.store_id == shared[0].store_id]
     states = [record.state for record in new]
-    assert states[0] == "open"
+    assert states[: states.index("open")] in ([], ["closed"])
+    states = states[states.index("open") :]
     assert set(states[: states.index("recovering")]) <= {"open", "half_open"}
     assert new[-1].epoch > max(record.epoch for record in old)
     assert "local" not in {record.store_id for record in shared}

@@ -189,18 +189,19 @@ def test_rebuilding_keeps_the_history_short() -> None:
     ("store_id", "found_epoch", "expected"),
     [
         ("new", EPOCH - 1, True),
-        ("new", EPOCH, False),
+        ("new", EPOCH, True),
         ("new", EPOCH + 1, False),
         ("store", EPOCH - 1, False),
+        ("store", EPOCH, False),
         ("store", EPOCH + 1, False),
     ],
 )
-def test_who_saw_a_higher_epoch_outranks_a_rebuilt_record(
+def test_who_saw_more_than_the_writer_outranks_a_rebuilt_record(
     store_id: str,
     found_epoch: int,
     expected: bool,  # noqa: FBT001 - data
 ) -> None:
-    """Only a record of another store, with a lower epoch than was seen, is to be overruled."""
+    """A record of another store at the same epoch was rebuilt from less than was seen."""
     seen = record_in(BreakerState.OPEN)
     found = record_in(BreakerState.CLOSED, store_id=store_id, epoch=found_epoch)
 
