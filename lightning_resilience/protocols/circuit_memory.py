@@ -18,6 +18,7 @@ from lightning_resilience.core.budget import BudgetConfig, share
 from lightning_resilience.core.detour import own_config, try_again_s
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.protocols.ledger import Ledger
+from lightning_resilience.protocols.shortcut import Shortcut
 
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Circuit:
         pace_s: How long a call takes, in seconds, as the slots told at the last look, or None.
         inherited: Whether this process has never seen the circuit let calls through: then it was
             tripped by an earlier start of the job.
+        shortcut: The way past the gate for calls that nobody has to decide about.
     """
 
     __slots__ = (
@@ -85,6 +87,7 @@ class Circuit:
         "place",
         "probe_share",
         "seen",
+        "shortcut",
         "slot_keys",
         "view",
         "votes",
@@ -120,6 +123,7 @@ class Circuit:
         self.pace_s: float | None = None
         self.ledger = Ledger(limits.budget)
         self.budget_key = keys.budget(dependency)
+        self.shortcut = Shortcut()
         self.detour: Detour | None = None
         self.probe_share = 1.0
         self.is_own = False
