@@ -217,18 +217,17 @@ class Guard:
         shortcut = self._shortcut
         passage = shortcut.passage
         if monotonic_s() < passage.until_s:
-            shortcut.calls += 1
             try:
                 value = function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - the first attempt of a series
-                failed = error
+                made = Made(error, passage.view)
             else:
+                shortcut.calls += 1
                 if type(value) in DEFERRED:
                     refuse_deferred_result(function, value)
                 return value
-            attempt = partial(function, *args, **kwargs)
-            return self._series(function, attempt, failed=failed, let_through=passage.view)
-        return self._series(function, partial(function, *args, **kwargs))
+            return self._series(function, args, kwargs, made=made)
+        return self._series(function, args, kwargs)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return ``function`` with every call of it under the guard.
@@ -243,62 +242,82 @@ class Guard:
             shortcut = self._shortcut
             passage = shortcut.passage
             if monotonic_s() < passage.until_s:
-                shortcut.calls += 1
                 try:
                     value = function(*args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - the first attempt of a series
-                    failed = error
+                    made = Made(error, passage.view)
                 else:
+                    shortcut.calls += 1
                     if type(value) in DEFERRED:
                         refuse_deferred_result(function, value)
                     return value
-                attempt = partial(function, *args, **kwargs)
-                return self._series(function, attempt, failed=failed, let_through=passage.view)
-            return self._series(function, partial(function, *args, **kwargs))
+                return self._series(function, args, kwargs, made=made)
+            return self._series(function, args, kwargs)
 
         return guarded
 
     def _series(
         self,
-        function: Callable[..., Any],
-        attempt: Callable[[], R],
+        function: Callable[..., R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         *,
-        failed: Exception | None = None,
-        let_through: BreakerView | None = None,
+        made: Made | None = None,
     ) -> R:
         refuse_deferred(function)
+        attempt = partial(function, *args, **kwargs)
         if read_environment().enabled:
-            value = self._guarded(function, attempt, failed=failed, let_through=let_through)
+            value = self._guarded(function, attempt, made=made)
         else:
-            value = _unguarded(attempt, failed)
+            value = _unguarded(attempt, made)
         if type(value) in DEFERRED:
             refuse_deferred_result(function, value)
         return value
 
     def _guarded(
-        self,
-        function: Callable[..., Any],
-        attempt: Callable[[], R],
-        *,
-        failed: Exception | None,
-        let_through: BreakerView | None,
+        self, function: Callable[..., R], attempt: Callable[[], R], *, made: Made | None
     ) -> R:
         from lightning_resilience.adapters.guarded_function import (  # noqa: PLC0415 - with the first call
             Series,
         )
 
-        series = Series(
-            self._options, function, attempt=attempt, failed=failed, let_through=let_through
-        )
+        series = Series(self._options, function, attempt=attempt, made=made)
         if not self._options.collective:
             self._shortcut = series.shortcut
         value: R = series.run()
         return value
 
 
-def _unguarded(attempt: Callable[[], R], failed: Exception | None) -> R:
-    if failed is not None:
-        raise failed
+class Made:
+    """A first attempt that went straight and failed.
+
+    Args:
+        error: How it failed.
+        view: The view on which it went.
+    """
+
+    __slots__ = ("_error", "view")
+
+    def __init__(self, error: Exception, view: BreakerView | None) -> None:
+        self._error: Exception | None = error
+        self.view = view
+
+    def raise_error(self) -> None:
+        """Raise the error the first time, and keep nothing of it.
+
+        The frames through which it passes know of this object, and its traceback of them.
+        """
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
+
+
+def _unguarded(attempt: Callable[[], R], made: Made | None) -> R:
+    if made is not None:
+        made.raise_error()
     return attempt()
 
 

@@ -22,8 +22,8 @@ from lightning_resilience.protocols.probe import Patience
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.guard import Made
     from lightning_resilience.adapters.guard_options import FunctionOptions
-    from lightning_resilience.core.breaker_record import BreakerView
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.shortcut import Shortcut
 
@@ -38,8 +38,7 @@ class Series:
         options: The guard's.
         function: What is called, for its name.
         attempt: Makes one attempt.
-        failed: How the first attempt failed, where it went straight.
-        let_through: The view on which it did.
+        made: The first attempt, where it went straight.
     """
 
     def __init__(
@@ -48,14 +47,12 @@ class Series:
         function: Callable[..., Any],
         *,
         attempt: Callable[[], Any],
-        failed: Exception | None,
-        let_through: BreakerView | None,
+        made: Made | None,
     ) -> None:
         self._options = options
         self._function = function
         self._attempt = attempt
-        self._failed = failed
-        self._let_through = let_through
+        self._made = made
         common = options.common
         self._place = standalone(common.store, run_id=common.run_id)
         self._circuit = self._place.circuit(options.name, common, hosts=options.hosts)
@@ -92,18 +89,16 @@ class Series:
             collective=options.collective,
             may_go_alone=not common.strict,
             store_patience_s=STORE_PATIENCE_S,
-            let_through=self._let_through,
+            let_through=None if self._made is None else self._made.view,
             has_thread=False,
         )
         return self._place.run(self._circuit, call)
 
     def _work(self, token: CancelToken) -> Any:
         del token  # nobody abandons what runs in the caller's own thread
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            self.shortcut.close()
-            raise failed
         try:
+            if self._made is not None:
+                self._made.raise_error()
             return self._attempt()
         except Exception:
             # Other threads ask at the gate until it is known what this says.

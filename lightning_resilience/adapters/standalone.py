@@ -141,8 +141,12 @@ class Standalone:
             return done.value
         finally:
             circuit.shortcut.passage = _passage(circuit)
-        # Outside the handler, which would make its own error this one's context.
-        raise failure
+        try:
+            # Outside the handler, which would make its own error this one's context.
+            raise failure
+        finally:
+            # The traceback has this frame, and what the failed call held would outlive it.
+            del failure
 
     def close(self) -> None:
         """Let this thread's helpers and the connection go. Idempotent."""

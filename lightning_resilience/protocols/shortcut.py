@@ -19,8 +19,9 @@ class Shortcut:
 
     Attributes:
         passage: The leave to go straight.
-        calls: Calls that went straight and that the budget does not know of yet. Threads may lose
-            some of each other's, and a budget that knows of fewer calls grants fewer retries.
+        calls: Calls that went straight and succeeded, and that the budget does not know of yet.
+            Threads may lose some of each other's, and a budget that knows of fewer calls grants
+            fewer retries.
     """
 
     __slots__ = ("calls", "passage")
