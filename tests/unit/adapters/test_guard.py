@@ -37,6 +37,7 @@ from lightning_resilience import (
 )
 from lightning_resilience.adapters import guarded_function
 from lightning_resilience.adapters.standalone import close_connections
+from lightning_resilience.core.fast_path import NO_PASSAGE, Passage
 from lightning_resilience.core.records import BreakerRecord, decode
 from tests.counted_store import CountedStore
 
@@ -129,6 +130,7 @@ def test_calls_under_a_fresh_view_ask_the_store_nothing(store: CountedStore) -> 
 
     assert results == {2, 3}
     assert len(store.operations) == before
+    assert guard._shortcut.calls == 1000
 
 
 def test_calls_under_a_stale_view_read_once_each(store: CountedStore) -> None:
@@ -188,6 +190,22 @@ def test_after_a_failure_calls_ask_at_the_gate_until_one_succeeds(store: Counted
 
     assert after_failure == ["get"]
     assert store.operations == after_failure
+
+
+def test_while_a_failure_is_repeated_no_call_goes_straight(store: CountedStore) -> None:
+    """The success of another call would end a row of failures, so it must be reported."""
+    guard, other = (guard_of(store, run_id="run") for _ in range(2))
+    guard.call(len, "ab")
+    other.call(len, "ab")
+    errors = resets(1)
+
+    def work() -> Passage:
+        if errors:
+            raise errors.pop()
+        return other._shortcut.passage
+
+    assert guard.call(work) is NO_PASSAGE
+    assert other._shortcut.passage is not NO_PASSAGE
 
 
 def test_an_answer_leaves_the_closed_path_open(store: CountedStore) -> None:
@@ -423,20 +441,22 @@ def test_a_missing_file_is_an_answer_to_a_read_and_not_to_a_write() -> None:
     assert (read.calls, write.calls) == (1, 2)
 
 
-def test_the_budget_denies_where_nobody_waits() -> None:
-    """Under ``raise``, a retry that the job's budget denies ends the call with the last failure."""
+@pytest.mark.parametrize(("straight", "denied"), [(0, 18), (400, 63)])
+def test_the_budget_denies_where_nobody_waits(straight: int, denied: int) -> None:
+    """Under ``raise``, a retry beyond sixteen and a tenth of all calls ends with its failure."""
     guard = guard_of(when_open="raise", budget={"retry_floor": 16, "retry_ratio": 0.1})
-    calls = itertools.count()
+    for _ in range(straight):
+        guard.call(len, "ab")
+    calls = itertools.count(1)
 
     def use_up() -> None:
-        while next(calls) < 100:
+        while next(calls) < 1000:
             guard.call(Told(*resets(1)))
 
     with pytest.raises(BudgetExhaustedError) as caught:
         use_up()
 
-    # The eighteenth was denied: sixteen, and a tenth of the calls.
-    assert next(calls) == 18
+    assert next(calls) - 1 == denied
     assert isinstance(caught.value.__cause__, ConnectionResetError)
 
 
