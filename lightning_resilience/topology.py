@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["Topology", "read_topology"]
+__all__ = ["Topology", "host_name", "read_topology"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +65,18 @@ def read_topology(environ: Mapping[str, str] | None = None) -> Topology:
         rank=number("RANK", "SLURM_PROCID", least=0),
         world_size=number("WORLD_SIZE", "SLURM_NTASKS", least=1),
         hosts=number("GROUP_WORLD_SIZE", "SLURM_NNODES", least=1),
-        host=number("GROUP_RANK", "SLURM_NODEID", least=0),
+        host=number("GROUP_RANK", "SLURM_NODEID", "NODE_RANK", least=0),
     )
+
+
+def host_name(node: str, topology: Topology) -> str:
+    """Return the name under which all processes of this host vote.
+
+    Args:
+        node: The machine's name. Containers of one machine may share it.
+        topology: Where this process is.
+    """
+    return f"{node}#{topology.host}"
 
 
 def _parse_number(name: str, text: str, *, least: int) -> int:

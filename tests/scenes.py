@@ -71,6 +71,16 @@ class Dependency:
             default=0,
         )
 
+    def most_calls_at_once(self) -> int:
+        """Largest number of calls in flight at one instant."""
+        ends = [(at + self.lasts_s, -1) for at in self.calls]
+        under_way = most = 0
+        # At one instant those that end go first.
+        for _, change in sorted([*((at, 1) for at in self.calls), *ends]):
+            under_way += change
+            most = max(most, under_way)
+        return most
+
     def _answer(self, token: CancelToken) -> str:
         assert isinstance(token, Token)
         token.spend(self.lasts_s)

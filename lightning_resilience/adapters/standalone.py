@@ -35,7 +35,7 @@ from lightning_resilience.protocols.guard import guard
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.memory import MemoryStore
 from lightning_resilience.runtime.system import SystemClock, SystemDice
-from lightning_resilience.topology import read_topology
+from lightning_resilience.topology import host_name, read_topology
 
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ class Standalone:
             name,
             config=config,
             keys=self.keys,
-            # Containers of one machine may share its name.
-            host=f"{platform.node()}#{self.topology.host}",
+            host=host_name(platform.node(), self.topology),
             hosts=1 if alone else hosts or self.topology.hosts,
             limits=Limits(admission=options.admission, budget=budget),
         )

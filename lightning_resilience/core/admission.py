@@ -15,9 +15,10 @@ taken from loses permits with each answer that does.
        │                                                                         └──┘ beat: a new
        └──────────── release: from exactly my own bytes ◀───────────────────────      writer nonce
 
-* **A slot is a lease.** Its holder beats while its call runs; one that was seen unchanged for
+* **A slot is a lease.** Its holder beats while its call runs; one that was watched unchanged for
   ``slot_lease_s`` is *forgiven*: somebody else takes the slot. A holder that was only stopped finds
-  other bytes when it comes back, and changes nothing.
+  other bytes when it comes back, and changes nothing. Time in which the store did not answer is not
+  watched: nobody could beat in it.
 * **The limit says which slots are usable**: those below it. Lowering it (the ramp, a trip) takes no
   slot away from anybody, it only lets nobody else in.
 * **Tickets are hints.** A ticket says when to come, never who may: the distance to one's turn is
@@ -39,24 +40,34 @@ holders die (J. Gray, D. Cheriton, "Leases", SOSP 1989).
 
 from __future__ import annotations
 
-import statistics
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from lightning_resilience.core.breaker_record import BreakerState
-from lightning_resilience.core.lease import CLOCK_RATE_FACTOR, is_expired
-from lightning_resilience.core.outcome import FailureClass
-from lightning_resilience.core.records import SlotRecord
+from lightning_resilience.core.lease import (
+    CLOCK_RATE_FACTOR,
+    Sighting,
+    Silence,
+    is_expired,
+    listen,
+)
+from lightning_resilience.core.slots import (
+    Slot,
+    all_have_failed,
+    distance,
+    has_free,
+    pace_s,
+    released,
+    renewed,
+    taken,
+)
 from lightning_resilience.core.validation import check_less, check_seconds, option
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lightning_resilience.core.lease import Sighting
-    from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.core.records import BreakerRecord
 
 
@@ -67,12 +78,16 @@ __all__ = [
     "choose",
     "count_look",
     "distance",
+    "has_free",
+    "heard",
+    "lines_up_first",
     "may_try",
     "needs_slot",
     "next_look_s",
     "pace_s",
     "released",
     "renewed",
+    "sightings",
     "spreads",
     "taken",
     "waits_for_slot",
@@ -89,9 +104,6 @@ _LOOKS_PER_CALL: Final = 2
 _GROWTH: Final = 1.3
 _MOST_GROWTH: Final = 4.0
 _MOST_GUESSED_GROWTH: Final = 100.0
-
-_OK: Final = "ok"
-_FAILED: Final = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,31 +134,6 @@ class AdmissionConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """One slot as it was read.
-
-    Args:
-        index: Its number, from 0.
-        raw: The cell's exact bytes; empty where nobody has used it.
-        record: What they say, or None.
-    """
-
-    index: int
-    raw: bytes
-    record: SlotRecord | None
-
-    @property
-    def is_free(self) -> bool:
-        """True where nobody holds it."""
-        return self.record is None or not self.record.holder
-
-    @property
-    def turn(self) -> int:
-        """Highest ticket that it has let in."""
-        return 0 if self.record is None else self.record.turn
-
-
 def needs_slot(record: BreakerRecord, *, collective: bool) -> bool:
     """Tell whether a call has to pass admission.
 
@@ -157,13 +144,15 @@ def needs_slot(record: BreakerRecord, *, collective: bool) -> bool:
     return collective or record.state != BreakerState.CLOSED.value
 
 
-def waits_for_slot(record: BreakerRecord, *, when_open: str) -> bool:
+def waits_for_slot(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:
     """Tell whether a call waits where all slots are taken.
 
-    While the circuit is closed a slot is a place in a queue, and also a caller that does not wait
-    for an ill dependency waits there.
+    A slot is a place in a queue, and also a caller that does not wait for an ill dependency waits
+    there, while the circuit is closed. A collective call waits while it recovers as well: where all
+    but the first were refused, all would fail for the one that was let in.
     """
-    return when_open == "wait" or record.state == BreakerState.CLOSED.value
+    closed = record.state == BreakerState.CLOSED.value
+    return collective or closed or when_open == "wait"
 
 
 def spreads(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:
@@ -172,6 +161,63 @@ def spreads(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:
     Those who need a slot come by their distance instead.
     """
     return when_open == "wait" and not needs_slot(record, collective=collective)
+
+
+def lines_up_first(record: BreakerRecord | None, *, may_wait: bool) -> bool:
+    """Tell whether a caller draws a ticket before it looks for a free slot.
+
+    While the circuit recovers: then everybody comes at once. Not who cannot wait: its ticket would
+    stand in line for nobody, and where all callers are such, none would ever be let in.
+
+    Args:
+        record: The breaker's record as it was seen last, or None.
+        may_wait: Whether the caller has time to wait.
+    """
+    return may_wait and record is not None and record.state == BreakerState.RECOVERING.value
+
+
+def heard(
+    silences: Mapping[int, Silence],
+    slots: Sequence[Slot],
+    *,
+    sent_at_s: float,
+    seen_at_s: float,
+    away_s: float,
+    lease_s: float,
+) -> dict[int, Silence]:
+    """Note for how long each slot has not changed, as this process has watched.
+
+    It is the process that watches, not the call: a caller that does not wait sees a dead holder
+    too, with the eyes of those that it made before.
+
+    Args:
+        silences: What was known before this look.
+        slots: All slots as they were read.
+        sent_at_s: When the read was sent, on this process's clock.
+        seen_at_s: When it was answered.
+        away_s: For how long the caller meant to look away before this look, in seconds; 0 for the
+            first of a call.
+        lease_s: Lease of a slot, in seconds.
+    """
+    longest_gap_s = max(away_s, lease_s / _LOOKS_PER_LEASE)
+    return {
+        slot.index: listen(
+            silences.get(slot.index),
+            (slot.raw.decode(),),
+            sent_at_s=sent_at_s,
+            seen_at_s=seen_at_s,
+            longest_gap_s=longest_gap_s,
+        )
+        for slot in slots
+    }
+
+
+def sightings(silences: Mapping[int, Silence], *, now_s: float) -> dict[int, Sighting]:
+    """Return since when each slot has not changed, where only what was watched counts."""
+    return {
+        index: Sighting(version=silence.version, first_seen_at_s=now_s - silence.watched_s)
+        for index, silence in silences.items()
+    }
 
 
 def choose(
@@ -207,75 +253,6 @@ def choose(
     return chosen[int(draw * len(chosen))] if chosen else None
 
 
-def taken(slot: Slot, *, ticket: int | None, holder: str) -> SlotRecord:
-    """Return the cell with which a waiter makes a slot its own.
-
-    Args:
-        slot: The slot as it was read.
-        ticket: The waiter's ticket, or None.
-        holder: A fresh nonce.
-    """
-    before = slot.record or SlotRecord(writer="")
-    return msgspec.structs.replace(
-        before, turn=max(before.turn, ticket or 0), holder=holder, writer=holder
-    )
-
-
-def renewed(held: SlotRecord, *, writer: str) -> SlotRecord:
-    """Return a holder's beat: the same record, by another write."""
-    return msgspec.structs.replace(held, writer=writer)
-
-
-def released(held: SlotRecord, outcome: Outcome, *, lasted_s: float, writer: str) -> SlotRecord:
-    """Return the free cell that a holder leaves behind.
-
-    Args:
-        held: The cell as it was held.
-        outcome: How the call ended. An interrupted one says nothing.
-        lasted_s: How long it took, in seconds.
-        writer: Nonce of the write.
-    """
-    last = _FAILED if outcome.counts else _OK
-    return msgspec.structs.replace(
-        held,
-        holder="",
-        took_s=lasted_s if outcome.ok else held.took_s,
-        last=held.last if outcome.failure is FailureClass.CANCELLED else last,
-        writer=writer,
-    )
-
-
-def all_have_failed(slots: Sequence[Slot], *, own: int, at_least: int) -> bool:
-    """Tell whether the latest call in every slot has failed.
-
-    It is what makes a host vote after its first failure, where every rank calls at the same time:
-    to wait until one of them has failed several times in a row would take as many requests as there
-    are ranks, and retries that the budget may deny.
-
-    Args:
-        slots: All slots as they were read.
-        own: Number of the slot of the caller, whose call has just failed.
-        at_least: Failures that are needed in all; with fewer slots, no number of them is enough.
-    """
-    others = [slot for slot in slots if slot.index != own]
-    return len(others) + 1 >= at_least and all(
-        slot.record is not None and slot.record.last == _FAILED for slot in others
-    )
-
-
-def distance(ticket: int | None, slots: Sequence[Slot]) -> int:
-    """Return how many tickets are to be let in before this one; 0 for one that was lost."""
-    if ticket is None:
-        return 0
-    return max(0, ticket - 1 - max((slot.turn for slot in slots), default=0))
-
-
-def pace_s(slots: Sequence[Slot]) -> float | None:
-    """Return how long a call takes, in seconds: the median of what the slots say, if any does."""
-    taken = [slot.record.took_s for slot in slots if slot.record is not None and slot.record.took_s]
-    return statistics.median(taken) if taken else None
-
-
 def count_look(looks: int, *, before_s: float | None, now_s: float | None) -> int:
     """Return how many looks in vain count, after another one.
 
@@ -307,6 +284,7 @@ def next_look_s(
     *,
     looks: int,
     slots: int,
+    is_free: bool,
     pace_s: float | None,
     lease_s: float,
     draw: float,
@@ -317,6 +295,8 @@ def next_look_s(
         ahead: How many tickets are to be let in before.
         looks: Looks in vain so far. Waits grow with them: constant ones overwhelm the store.
         slots: How many are let in at once when all is well.
+        is_free: Whether a slot was free all the same: then those who stand before this one may be
+            no more, and a few looks find out.
         pace_s: How long a call takes, in seconds, or None where no call has told.
         lease_s: Lease of a slot, in seconds.
         draw: A uniform number in [0, 1).
@@ -331,4 +311,7 @@ def next_look_s(
     # 1.3 ** 20 is above both caps already, and a large exponent would overflow.
     growth = min(most, _GROWTH ** min(looks, 20))
     share_s = min(pace / _LOOKS_PER_CALL * (0.5 + draw) * growth, lease_s / _LOOKS_PER_LEASE)
-    return max(ahead * pace / slots * (0.95 + 0.05 * draw), share_s)
+    queue_s = ahead * pace / slots * (0.95 + 0.05 * draw)
+    if is_free:
+        queue_s = min(queue_s, share_s * math.log2(2 + ahead))
+    return max(queue_s, share_s)

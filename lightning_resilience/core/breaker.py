@@ -284,16 +284,20 @@ def _probe_released(ctx: _Context, record: BreakerRecord, event: ProbeReleased) 
     return _move(ctx, record, _OPEN, reason="the probe was cancelled")
 
 
+def _is_of_another(record: BreakerRecord, event: AttemptSucceeded | AttemptFailed) -> bool:
+    return event.epoch != record.epoch or event.store_id not in {"", record.store_id}
+
+
 def _attempt_succeeded(
     ctx: _Context, record: BreakerRecord, event: AttemptSucceeded
 ) -> BreakerStep:
-    if event.epoch != record.epoch:
+    if _is_of_another(record, event):
         return _drop(ctx, record, event.epoch)
     return _ramp(ctx, record, record.limit * 2, reason="a call succeeded")
 
 
 def _attempt_failed(ctx: _Context, record: BreakerRecord, event: AttemptFailed) -> BreakerStep:
-    if event.epoch != record.epoch:
+    if _is_of_another(record, event):
         return _drop(ctx, record, event.epoch)
     failures = record.failures + 1
     if failures >= ctx.config.reopen_failures:

@@ -96,17 +96,23 @@ class ProbeReleased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSucceeded:
-    """A call that was admitted in ``epoch`` succeeded."""
+    """A call that was admitted in ``epoch`` of ``store_id`` succeeded.
+
+    Records that were rebuilt in another store may repeat an epoch; an empty ``store_id`` is of the
+    record that is read.
+    """
 
     epoch: int
+    store_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailed:
-    """A call that was admitted in ``epoch`` failed in a way that counts."""
+    """A call that was admitted in ``epoch`` of ``store_id`` failed in a way that counts."""
 
     epoch: int
     reason: str
+    store_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

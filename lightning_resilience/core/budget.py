@@ -18,8 +18,9 @@ are granted, whatever the number of ranks.
   it count in full, so that no window of that length ever holds more than the quota. (Weighting the
   oldest by its age grants up to twice the quota to retries that come in bursts.)
 * **Aged by local sight.** A bucket ends when an observer has itself seen it for a quarter of the
-  window; that is never more than its true age, so it errs towards denying. Clocks at rates within
-  1.5 of each other may let a window see two quotas; clocks at the same rate, one.
+  window; that is never more than its true age, so it errs towards denying. What was charged to it
+  is younger: it has the age for which nobody has charged it since. Clocks at rates within 1.5 of
+  each other may let a window see two quotas; clocks at the same rate, one.
 * **Calls are counted where they are made** and told with the next charge, as calls of the last
   window; who never retries never writes. What is not told counts as nothing: again towards denying.
 
@@ -141,7 +142,13 @@ def created(*, origin: str) -> BudgetRecord:
 
 
 def rule(
-    config: BudgetConfig, record: BudgetRecord, *, unchanged_s: float, calls: int, writer: str
+    config: BudgetConfig,
+    record: BudgetRecord,
+    *,
+    unchanged_s: float,
+    uncharged_s: float,
+    calls: int,
+    writer: str,
 ) -> Ruling:
     """Decide on one retry.
 
@@ -149,6 +156,7 @@ def rule(
         config: The budget.
         record: The record as it was read.
         unchanged_s: For how long this observer has seen the present bucket, in seconds.
+        uncharged_s: For how long it has seen the bucket with the same retries, in seconds.
         calls: Calls of the last window that this process has not told yet.
         writer: A fresh nonce for the record that is written.
 
@@ -157,7 +165,7 @@ def rule(
         is asked again with the same calls.
     """
     ended = math.floor(unchanged_s / bucket_s(config))
-    aged = _aged(record, ended)
+    aged = _aged(record, ended, quiet=min(ended, math.floor(uncharged_s / bucket_s(config))))
     told = msgspec.structs.replace(aged, calls=(aged.calls[0] + calls, *aged.calls[1:]))
     most = quota(config, told)
     if used(told) >= most:
@@ -171,16 +179,26 @@ def rule(
     return Ruling(granted=True, record=charged, wait_s=0.0, used=used(charged), quota=most)
 
 
-def _aged(record: BudgetRecord, ended: int) -> BudgetRecord:
+def _aged(record: BudgetRecord, ended: int, *, quiet: int) -> BudgetRecord:
     if not ended:
         return record
-    fresh = (0,) * min(ended, _BUCKETS)
     return msgspec.structs.replace(
         record,
         bucket=record.bucket + ended,
-        retries=(*fresh, *record.retries)[:_BUCKETS],
-        calls=(*fresh, *record.calls)[:_BUCKETS],
+        retries=_moved(record.retries, ended, quiet=quiet),
+        calls=_moved(record.calls, ended, quiet=quiet),
     )
+
+
+def _moved(counts: tuple[int, ...], ended: int, *, quiet: int) -> tuple[int, ...]:
+    # Others may have charged the present bucket until now, however long ago this observer first saw
+    # it. Only what is behind it has aged by all the time that was seen.
+    moved = [0] * _BUCKETS
+    for place, count in enumerate(counts):
+        age = place + ended if place else 1 + quiet
+        if age < _BUCKETS:
+            moved[age] += count
+    return tuple(moved)
 
 
 def share(config: BudgetConfig, *, processes: int) -> BudgetConfig:

@@ -29,6 +29,7 @@ from lightning_resilience.core.outcome import SEVERITY, FailureClass
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
 from lightning_resilience.core.validation import check_choice, check_less, check_seconds, option
 from lightning_resilience.errors import (
+    BudgetExhaustedError,
     CircuitOpenError,
     JointError,
     JointUnavailableError,
@@ -197,7 +198,7 @@ def report_of(error: BaseException, *, rank: int, outcome: Outcome) -> OutcomeRe
             error=error.last_error or outcome.error,
             attempts=error.attempts,
         )
-    if isinstance(error, CircuitOpenError):
+    if isinstance(error, (CircuitOpenError, BudgetExhaustedError)):
         text = f"{error.last_error}; then: {error}" if error.last_error else str(error)
         failure = FailureClass.TRANSIENT.value
         return OutcomeRecord(rank=rank, failure=failure, error=text, attempts=error.attempts)

@@ -71,6 +71,8 @@ _FailureName: TypeAlias = Annotated[
     str, msgspec.Meta(pattern=rf"\A({'|'.join(failure.value for failure in FailureClass)})?\Z")
 ]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+# Whoever reads a budget takes the first for the present bucket.
+_Buckets: TypeAlias = Annotated[tuple[_Count, ...], msgspec.Meta(min_length=1)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 _Duration: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -133,6 +135,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
         took_s: How long the last call in this slot took that succeeded, in seconds; 0 where that is
             unknown.
         last: How the last call in this slot ended: ``ok``, ``failed``, or empty where none has.
+        generation: Number of the trip after which that call was let in.
         writer: Nonce of this write. A holder's beat is a write that changes nothing else.
     """
 
@@ -141,6 +144,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     holder: str = ""
     took_s: _Duration = 0.0
     last: _LastName = ""
+    generation: _Count = 0
     writer: str
 
 
@@ -159,8 +163,8 @@ class BudgetRecord(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
     origin: str
     bucket: _Count
-    retries: tuple[_Count, ...]
-    calls: tuple[_Count, ...]
+    retries: _Buckets
+    calls: _Buckets
     writer: str
 
 

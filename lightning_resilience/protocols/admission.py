@@ -16,12 +16,11 @@ ticket and a wait. Waiting writes nothing but the ticket, so whoever gives up le
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core import admission as core, breaker, lease
+from lightning_resilience.core import admission as core, breaker
 from lightning_resilience.core.admission import Slot
-from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven
 from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
@@ -44,7 +43,6 @@ from lightning_resilience.protocols.shared_cell import write
 
 if TYPE_CHECKING:
     from lightning_resilience.core.breaker import BreakerView
-    from lightning_resilience.core.lease import Sighting
     from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -65,6 +63,7 @@ class Permit(Renewal):
         index: The slot's number.
         every_s: How often to beat, in seconds.
         entered_at_s: When it was taken, on this process's clock.
+        generation: Number of the trip after which it was taken.
         is_own: Whether it is in this process's own store.
 
     Attributes:
@@ -79,6 +78,7 @@ class Permit(Renewal):
         index: int,
         every_s: float,
         entered_at_s: float,
+        generation: int = 0,
         is_own: bool = False,
     ) -> None:
         self.key = key
@@ -87,6 +87,7 @@ class Permit(Renewal):
         self.raw = encode(record)
         self.every_s = every_s
         self.entered_at_s = entered_at_s
+        self.generation = generation
         self.is_lost = False
         self._is_own = is_own
         # A beat that was not answered: it may be there.
@@ -116,14 +117,18 @@ class Permit(Renewal):
         return (self.raw, encode(self._unanswered))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Line:
     """What one waiter remembers between its looks."""
 
-    sightings: dict[int, Sighting] = field(default_factory=dict)
+    operation: str
+    voice_s: float
+    started_at_s: float
+    deadline_at_s: float
     ticket: int | None = None
     has_ticket: bool = False
     has_waited: bool = False
+    away_s: float = 0.0
     looks: int = 0
     pace_s: float | None = None
     spoken_at_s: float | None = None
@@ -144,9 +149,15 @@ def enter(
         The permit; None where the circuit does not let calls through any more, or the deadline has
         passed: the caller looks at the breaker again.
     """
-    line = _Line()
     started_at_s: float = yield Now()
-    if circuit.view is not None and circuit.view.record.state == BreakerState.RECOVERING.value:
+    line = _Line(
+        operation=operation,
+        voice_s=voice_s,
+        started_at_s=started_at_s,
+        deadline_at_s=deadline_at_s,
+    )
+    seen = None if circuit.view is None else circuit.view.record
+    if core.lines_up_first(seen, may_wait=started_at_s < deadline_at_s):
         # Everybody comes now: first the ticket, so that not all of them try the one free slot.
         yield from _draw_ticket(circuit, line)
     while True:
@@ -161,18 +172,11 @@ def enter(
         now_s: float = yield Now()
         if now_s >= deadline_at_s:
             return None
-        yield from _speak(
-            circuit,
-            view,
-            line,
-            operation=operation,
-            elapsed_s=now_s - started_at_s,
-            voice_s=voice_s,
-        )
         if not line.has_ticket:
             yield from _draw_ticket(circuit, line)
             ahead = core.distance(line.ticket, slots)
-        yield from _wait(circuit, line, ahead=ahead, deadline_at_s=deadline_at_s)
+        is_free = core.has_free(slots, limit=view.record.limit)
+        yield from _wait(circuit, view, line, ahead=ahead, is_free=is_free)
 
 
 def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
@@ -198,12 +202,17 @@ def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
 
 
 def _look_in_line(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+    sent_at_s: float = yield Now()
     view, slots = yield from look(circuit)
-    now_s: float = yield Now()
-    for slot in slots:
-        line.sightings[slot.index] = lease.observe(
-            line.sightings.get(slot.index), (slot.raw.decode(),), now_s=now_s
-        )
+    seen_at_s: float = yield Now()
+    circuit.silences = core.heard(
+        circuit.silences,
+        slots,
+        sent_at_s=sent_at_s,
+        seen_at_s=seen_at_s,
+        away_s=line.away_s,
+        lease_s=circuit.admission.slot_lease_s,
+    )
     return view, slots
 
 
@@ -215,7 +224,7 @@ def _claim(
     slot = core.choose(
         slots,
         limit=view.record.limit,
-        sightings=line.sightings,
+        sightings=core.sightings(circuit.silences, now_s=now_s),
         lease_s=circuit.admission.slot_lease_s,
         now_s=now_s,
         draw=draw,
@@ -236,6 +245,7 @@ def _claim(
         index=slot.index,
         every_s=circuit.admission.beat_every_s,
         entered_at_s=now_s,
+        generation=view.record.generation,
         is_own=circuit.is_own,
     )
 
@@ -249,44 +259,38 @@ def _draw_ticket(circuit: Circuit, line: _Line) -> Protocol[None]:
         line.ticket = None
 
 
-def _speak(
-    circuit: Circuit,
-    view: BreakerView,
-    line: _Line,
-    *,
-    operation: str,
-    elapsed_s: float,
-    voice_s: float,
+def _wait(
+    circuit: Circuit, view: BreakerView, line: _Line, *, ahead: int, is_free: bool
 ) -> Protocol[None]:
-    if not is_time_to_speak(line.spoken_at_s, wait_s=0.0, voice_s=voice_s, now_s=elapsed_s):
-        return
-    line.spoken_at_s = elapsed_s
-    yield Emit(
-        SlotAwaited(
-            dependency=circuit.dependency,
-            operation=operation,
-            limit=view.record.limit,
-            elapsed_s=elapsed_s,
-        )
-    )
-
-
-def _wait(circuit: Circuit, line: _Line, *, ahead: int, deadline_at_s: float) -> Protocol[None]:
     draw: float = yield Draw()
+    now_s: float = yield Now()
     wait_s = core.next_look_s(
         ahead,
         looks=line.looks,
         slots=circuit.config.max_concurrent,
+        is_free=is_free,
         pace_s=circuit.pace_s,
         lease_s=circuit.admission.slot_lease_s,
         draw=draw,
     )
+    wait_s = max(0.0, min(wait_s, line.voice_s, line.deadline_at_s - now_s))
     # How long a call takes shows only once one has succeeded; the waits before that were guesses.
     line.looks = core.count_look(line.looks, before_s=line.pace_s, now_s=circuit.pace_s)
     line.pace_s = circuit.pace_s
-    line.has_waited = True
-    now_s: float = yield Now()
-    yield Sleep(max(0.0, min(wait_s, deadline_at_s - now_s)))
+    line.has_waited, line.away_s = True, wait_s
+    if is_time_to_speak(line.spoken_at_s, wait_s=wait_s, voice_s=line.voice_s, now_s=now_s):
+        line.spoken_at_s = now_s
+        yield Emit(_awaited(circuit, view, line, now_s=now_s))
+    yield Sleep(wait_s)
+
+
+def _awaited(circuit: Circuit, view: BreakerView, line: _Line, *, now_s: float) -> SlotAwaited:
+    return SlotAwaited(
+        dependency=circuit.dependency,
+        operation=line.operation,
+        limit=view.record.limit,
+        elapsed_s=now_s - line.started_at_s,
+    )
 
 
 def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
@@ -301,7 +305,13 @@ def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
     now_s: float = yield Now()
     writer: str = yield Nonce()
     free = encode(
-        core.released(permit.record, outcome, lasted_s=now_s - permit.entered_at_s, writer=writer)
+        core.released(
+            permit.record,
+            outcome,
+            generation=permit.generation,
+            lasted_s=now_s - permit.entered_at_s,
+            writer=writer,
+        )
     )
     permit.is_lost = True
     for _ in range(_LEAVING_TRIES - 1):

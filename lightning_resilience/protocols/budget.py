@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lightning_resilience.core import budget as core, lease
+from lightning_resilience.core import budget as core
 from lightning_resilience.core.events import RetryDenied
 from lightning_resilience.core.records import BreakerRecord, BudgetRecord, decode, encode
 from lightning_resilience.errors import BudgetExhaustedError
@@ -56,7 +56,7 @@ def charge(
         ruling = yield from _ask(circuit)
         if ruling is None or ruling.granted:
             return True
-        if not may_wait:
+        if not may_wait and ruling.wait_s > 0:
             raise _denied(circuit, ruling)
         # Over a whole bucket, or all who were denied would ask in the same instant.
         draw: float = yield Draw()
@@ -82,22 +82,32 @@ def _ask(circuit: Circuit) -> Protocol[Ruling | None]:
         found = (yield from create(key, encode(core.created(origin=origin)))).raw
     now_s: float = yield Now()
     calls = ledger.untold(now_s=now_s)
+    unchanged_s, uncharged_s = ledger.note_record(decode(BudgetRecord, found, key=key), now_s=now_s)
     last: list[Ruling] = []
 
     def change(raw: bytes, writer: str) -> bytes | None:
         record = decode(BudgetRecord, raw, key=key)
-        ledger.bucket = lease.observe(ledger.bucket, (record.origin, record.bucket), now_s=now_s)
-        unchanged_s = now_s - ledger.bucket.first_seen_at_s
+        seen = raw == found
         ruling = core.rule(
-            ledger.config, record, unchanged_s=unchanged_s, calls=calls, writer=writer
+            ledger.config,
+            record,
+            unchanged_s=unchanged_s if seen else 0.0,
+            uncharged_s=uncharged_s if seen else 0.0,
+            calls=calls,
+            writer=writer,
         )
         last[:] = [ruling]
         return None if ruling.record is record else encode(ruling.record)
 
     written = yield from update(key, found, change)
     ruling = last[0]
+    if written.won:
+        # What was written here is seen from here on, not only from the next time on.
+        seen_at_s: float = yield Now()
+        ledger.note_record(ruling.record, now_s=seen_at_s)
     if ruling.granted and not written.won:
-        # Others were faster every time, or the store came back empty: asked again after a wait.
+        # Others were faster every time, or the store came back empty. That is no denial: also who
+        # is not to wait for the budget asks again.
         return replace(ruling, granted=False, wait_s=0.0)
     if ruling.granted:
         ledger.tell(now_s=now_s)

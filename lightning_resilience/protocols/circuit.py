@@ -23,7 +23,13 @@ from lightning_resilience.core.breaker import (
     VotesCleared,
 )
 from lightning_resilience.core.events import RecordVanished
-from lightning_resilience.core.records import BreakerRecord, StoreIdRecord, decode, encode
+from lightning_resilience.core.records import (
+    BreakerRecord,
+    SlotRecord,
+    StoreIdRecord,
+    decode,
+    encode,
+)
 from lightning_resilience.protocols.circuit_memory import Circuit, Limits, learn
 from lightning_resilience.protocols.effects import Delete, Emit, Get, Nonce, Now, Set
 from lightning_resilience.protocols.shared_cell import create, update, write
@@ -208,6 +214,7 @@ def _ring(circuit: Circuit, before: BreakerRecord, after: BreakerRecord) -> Prot
     if after.epoch == before.epoch:
         return
     if breaker.passes(after) and before.state == BreakerState.HALF_OPEN.value:
+        yield from _make_slots(circuit)
         # Order: after the record, so that whoever is woken reads it. If this process dies in
         # between, the waiters read the record at the end of their chunk.
         yield Set(circuit.keys.bell(circuit.dependency, after.generation), b"1")
@@ -215,6 +222,16 @@ def _ring(circuit: Circuit, before: BreakerRecord, after: BreakerRecord) -> Prot
         # Nobody waits for the trip before the last any more: its bell has rung.
         yield Delete(circuit.keys.bell(circuit.dependency, after.generation - 2))
         yield Delete(circuit.keys.waiting(circuit.dependency, after.generation - 2))
+
+
+def _make_slots(circuit: Circuit) -> Protocol[None]:
+    # Before everybody comes: keys that are missing cannot be read in one round trip.
+    if circuit.has_slots:
+        return
+    for key in circuit.slot_keys:
+        writer: str = yield Nonce()
+        yield from create(key, encode(SlotRecord(writer=writer)))
+    circuit.has_slots = True
 
 
 def begin(circuit: Circuit, *, new_incarnation: bool) -> Protocol[BreakerView]:
@@ -231,7 +248,12 @@ def begin(circuit: Circuit, *, new_incarnation: bool) -> Protocol[BreakerView]:
 
 
 def report(
-    circuit: Circuit, outcome: Outcome, *, epoch: int, others_failed: bool = False
+    circuit: Circuit,
+    outcome: Outcome,
+    *,
+    epoch: int,
+    store_id: str = "",
+    others_failed: bool = False,
 ) -> Protocol[None]:
     """Report how an attempt ended, once.
 
@@ -242,6 +264,7 @@ def report(
         circuit: What this process remembers; it has a view.
         outcome: How the attempt ended.
         epoch: Epoch of the record that admitted it.
+        store_id: The store that the epoch belongs to; empty for the present one.
         others_failed: Whether the latest calls of all others failed as well: then one failure is
             enough for a vote.
     """
@@ -253,12 +276,13 @@ def report(
     if outcome.ok:
         circuit.window = window.record_success(circuit.window)
         if recovering:
-            yield from apply(circuit, AttemptSucceeded(epoch=epoch))
+            yield from apply(circuit, AttemptSucceeded(epoch=epoch, store_id=store_id))
         elif circuit.host in view.record.votes:
             yield from apply(circuit, VoteDropped(host=circuit.host))
     elif outcome.counts:
         if recovering:
-            yield from apply(circuit, AttemptFailed(epoch=epoch, reason=outcome.error))
+            failed = AttemptFailed(epoch=epoch, reason=outcome.error, store_id=store_id)
+            yield from apply(circuit, failed)
         else:
             yield from _note_failure(circuit, outcome, others_failed=others_failed, now_s=now_s)
         if circuit.view is not None:

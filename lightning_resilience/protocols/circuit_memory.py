@@ -22,8 +22,10 @@ from lightning_resilience.protocols.shortcut import Shortcut
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lightning_resilience.core.breaker import BreakerConfig
-    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.lease import Sighting, Silence
     from lightning_resilience.core.records import Keys
 
 
@@ -64,7 +66,9 @@ class Circuit:
         detour: The way that this process goes alone, where it has one.
         is_own: Whether this process alone uses it, in its own store.
         probe_share: Probability with which this process sends a probe that is due.
+        has_slots: Whether this process has seen to it that all slots are there.
         pace_s: How long a call takes, in seconds, as the slots told at the last look, or None.
+        silences: For how long this process has watched each slot not change.
         inherited: Whether this process has never seen the circuit let calls through: then it was
             tripped by an earlier start of the job.
         shortcut: The way past the gate for calls that nobody has to decide about.
@@ -76,6 +80,7 @@ class Circuit:
         "config",
         "dependency",
         "detour",
+        "has_slots",
         "host",
         "hosts",
         "inherited",
@@ -88,6 +93,7 @@ class Circuit:
         "probe_share",
         "seen",
         "shortcut",
+        "silences",
         "slot_keys",
         "view",
         "votes",
@@ -120,7 +126,9 @@ class Circuit:
         self.slot_keys = tuple(
             keys.slot(dependency, index) for index in range(config.max_concurrent)
         )
+        self.has_slots = False
         self.pace_s: float | None = None
+        self.silences: Mapping[int, Silence] = {}
         self.ledger = Ledger(limits.budget)
         self.budget_key = keys.budget(dependency)
         self.shortcut = Shortcut()

@@ -12,7 +12,8 @@ rebuilt from the last *shared* one that was seen where the store came back empty
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.core import detour as core
 from lightning_resilience.core.breaker_record import BreakerState
@@ -52,10 +53,21 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["choose", "follow", "guide", "isolate", "look", "lose", "rejoin", "until_s"]
+__all__ = [
+    "choose",
+    "follow",
+    "guide",
+    "is_lost",
+    "isolate",
+    "lose",
+    "old_view",
+    "rejoin",
+    "until_s",
+]
 
 T = TypeVar("T")
 
+_NOT_ASKED: Final = "the shared store did not answer another call of this process"
 _STORE_EFFECTS = (Get, MultiGet, Set, Delete, CompareAndSet, Add, WaitFor)
 
 
@@ -73,10 +85,15 @@ def choose(circuit: Circuit, *, may_go_alone: bool) -> Protocol[Circuit]:
         return circuit
     if detour.is_isolated:
         return detour.circuit
-    if not may_go_alone or detour.link.lost_since_s is None:
+    if detour.link.lost_since_s is None:
+        yield from _come_back(circuit, detour)
+        return circuit
+    if not may_go_alone:
         return circuit
     now_s: float = yield Now()
     if now_s < detour.link.next_try_at_s:
+        # Perhaps it was a call of another dependency that has found the store lost.
+        yield from _go_alone(circuit, detour, why=_NOT_ASKED)
         return detour.circuit
     draw: float = yield Draw()
     # Before it is asked: the other threads stay away meanwhile.
@@ -89,6 +106,11 @@ def guide(circuit: Circuit) -> Circuit:
     detour = circuit.detour
     alone = detour is not None and (detour.is_isolated or detour.link.lost_since_s is not None)
     return detour.circuit if detour is not None and alone else circuit
+
+
+def is_lost(circuit: Circuit) -> bool:
+    """Tell whether the shared store was given up, by any call of this process."""
+    return circuit.detour is not None and circuit.detour.link.lost_since_s is not None
 
 
 def until_s(circuit: Circuit, followed: Circuit, *, deadline_at_s: float) -> float:
@@ -123,9 +145,8 @@ def follow(
         # It was given up once: asked again, it has one try.
         patience_s = 0.0
     persistence = Persistence(op=op, patience_s=patience_s, error=_as_it_is)
-    result = yield from with_persistence(inner, persistence)
-    yield from _found(circuit)
-    return result
+    asking = with_persistence(inner, persistence)
+    return (yield from transform(asking, partial(_ask, circuit)))
 
 
 def _as_it_is(_lost_for_s: float, error: StoreUnavailableError) -> Exception:
@@ -138,50 +159,63 @@ def _on_its_own(effect: Effect) -> Protocol[Any]:
     return (yield effect)
 
 
+def _ask(circuit: Circuit, effect: Effect) -> Protocol[Any]:
+    value = yield effect
+    # A wait that ends without its key may have had no answer at all.
+    if isinstance(effect, _STORE_EFFECTS) and not isinstance(effect, WaitFor):
+        yield from _found(circuit)
+    return value
+
+
 def _found(circuit: Circuit) -> Protocol[None]:
     detour = circuit.detour
     if detour is None or not detour.link.tries:
         return
-    lost_since_s = detour.link.lost_since_s
     detour.link.answered()
-    if lost_since_s is not None:
-        now_s: float = yield Now()
-        lost_for_s = now_s - lost_since_s
-        yield Emit(LocalModeEnded(dependency=circuit.dependency, lost_for_s=lost_for_s))
+    yield from _come_back(circuit, detour)
 
 
-def look(circuit: Circuit) -> Protocol[BreakerView]:
-    """Return a view to go ahead on; where the store does not answer once, the last one for a while.
+def _come_back(circuit: Circuit, detour: Detour) -> Protocol[None]:
+    """Say that this breaker is the job's again; each does when it is next used."""
+    alone_since_s, detour.alone_since_s = detour.alone_since_s, None
+    if alone_since_s is None:
+        return
+    now_s: float = yield Now()
+    yield Emit(LocalModeEnded(dependency=circuit.dependency, lost_for_s=now_s - alone_since_s))
+
+
+def old_view(circuit: Circuit, followed: Circuit) -> Protocol[BreakerView | None]:
+    """Return the last view where the store does not answer now, and it serves for a while longer.
+
+    The store is asked once, without patience: a call that may go ahead does not wait for it.
 
     Args:
-        circuit: The breaker that is followed.
+        circuit: The job's breaker.
+        followed: The one chosen.
 
     Returns:
-        The view.
-
-    Raises:
-        StoreUnavailableError: The store did not answer, and the last view is too old or does not
-            let calls through.
+        The view to go ahead on; None where the breaker is to be asked as always.
     """
-    now_s: float = yield Now()
     view, detour = circuit.view, circuit.detour
-    if view is not None and circuit.is_fresh(now_s=now_s):
+    if followed is not circuit or view is None or detour is None:
+        return None
+    now_s: float = yield Now()
+    is_needed = detour.link.lost_since_s is None and not circuit.is_fresh(now_s=now_s)
+    if not is_needed or not core.trusts(view, circuit.config, now_s=now_s):
+        return None
+    if now_s < detour.link.next_try_at_s:
+        # It has just not answered, and is left alone.
         return view
-    if detour is not None and view and core.trusts(view, circuit.config, now_s=now_s):
-        if now_s < detour.link.next_try_at_s:
-            # It has just not answered, and is left alone.
-            return view
-        return (yield from _look_or_trust(circuit, view, detour.link))
-    return (yield from refresh(circuit))
+    return (yield from _refresh_or_trust(circuit, view, detour.link))
 
 
-def _look_or_trust(circuit: Circuit, view: BreakerView, link: Link) -> Protocol[BreakerView]:
+def _refresh_or_trust(
+    circuit: Circuit, view: BreakerView, link: Link
+) -> Protocol[BreakerView | None]:
     try:
-        return (yield from refresh(circuit))
+        yield from transform(refresh(circuit), partial(_ask, circuit))
     except StoreUnavailableError as error:
         now_s: float = yield Now()
-        if not core.trusts(view, circuit.config, now_s=now_s):
-            raise
         draw: float = yield Draw()
         link.leave_alone(now_s=now_s, draw=draw)
         yield Emit(
@@ -193,6 +227,7 @@ def _look_or_trust(circuit: Circuit, view: BreakerView, link: Link) -> Protocol[
             )
         )
         return view
+    return None
 
 
 def lose(circuit: Circuit, error: StoreUnavailableError) -> Protocol[None]:
@@ -215,16 +250,18 @@ def lose(circuit: Circuit, error: StoreUnavailableError) -> Protocol[None]:
         link.leave_alone(now_s=now_s, draw=draw)
     if link.lost_since_s is None:
         link.lost_since_s = now_s
-    if detour.alone_since_s == link.lost_since_s or detour.is_isolated:
+    yield from _go_alone(circuit, detour, why=str(error))
+
+
+def _go_alone(circuit: Circuit, detour: Detour, *, why: str) -> Protocol[None]:
+    if detour.alone_since_s == detour.link.lost_since_s or detour.is_isolated:
         return
-    detour.alone_since_s = link.lost_since_s
+    detour.alone_since_s = detour.link.lost_since_s
     detour.circuit.probe_share = 1 / detour.processes
     state = BreakerState.CLOSED if circuit.view is None else BreakerState(circuit.view.record.state)
     yield from _seed(detour, state, reason="the shared store does not answer")
     yield Emit(
-        LocalModeEntered(
-            dependency=circuit.dependency, error=str(error), share=detour.circuit.probe_share
-        )
+        LocalModeEntered(dependency=circuit.dependency, error=why, share=detour.circuit.probe_share)
     )
 
 

@@ -20,7 +20,8 @@ from lightning_resilience.core import admission as core
 from lightning_resilience.core.breaker import passes
 from lightning_resilience.errors import CircuitOpenError, StoreUnavailableError
 from lightning_resilience.protocols.admission import enter
-from lightning_resilience.protocols.detour import choose, follow, look, lose, until_s
+from lightning_resilience.protocols.circuit import current
+from lightning_resilience.protocols.detour import choose, follow, is_lost, lose, old_view, until_s
 from lightning_resilience.protocols.effects import Draw, Now, Sleep
 from lightning_resilience.protocols.probe import await_passage
 
@@ -88,15 +89,7 @@ def admit(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[E
         followed = yield from choose(circuit, may_go_alone=terms.may_go_alone)
         until = until_s(circuit, followed, deadline_at_s=deadline_at_s)
         try:
-            return (
-                yield from follow(
-                    circuit,
-                    followed,
-                    _through(followed, terms, deadline_at_s=until),
-                    op=terms.operation,
-                    patience_s=terms.store_patience_s,
-                )
-            )
+            return (yield from _by(circuit, followed, terms, deadline_at_s=until))
         except StoreUnavailableError as error:
             if not terms.may_go_alone:
                 raise
@@ -107,13 +100,35 @@ def admit(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[E
                 raise
 
 
-def _through(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[Entry]:
+def _by(
+    circuit: Circuit, followed: Circuit, terms: Terms, *, deadline_at_s: float
+) -> Protocol[Entry]:
+    view, patience_s = None, terms.store_patience_s
+    if terms.may_go_alone:
+        if not terms.collective:
+            # Whoever takes a slot reads the record with the slots.
+            view = yield from old_view(circuit, followed)
+        if is_lost(circuit):
+            # It is asked whether it is back, and nobody waits for that.
+            patience_s = 0.0
+    through = _through(followed, terms, view, deadline_at_s=deadline_at_s)
+    return (
+        yield from follow(circuit, followed, through, op=terms.operation, patience_s=patience_s)
+    )
+
+
+def _through(
+    circuit: Circuit, terms: Terms, trusted: BreakerView | None, *, deadline_at_s: float
+) -> Protocol[Entry]:
     while True:
-        view = yield from _pass(circuit, terms, deadline_at_s=deadline_at_s)
+        view = trusted or (yield from _pass(circuit, terms, deadline_at_s=deadline_at_s))
+        trusted = None
         if not core.needs_slot(view.record, collective=terms.collective):
             return Entry(circuit=circuit, view=view, permit=None)
         now_s: float = yield Now()
-        waits = core.waits_for_slot(view.record, when_open=terms.patience.when_open)
+        waits = core.waits_for_slot(
+            view.record, collective=terms.collective, when_open=terms.patience.when_open
+        )
         permit = yield from enter(
             circuit,
             operation=terms.operation,
@@ -132,7 +147,7 @@ def _pass(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[B
     if terms.collective and circuit.view is not None and passes(circuit.view.record):
         # Whoever takes a slot reads the record with the slots.
         return circuit.view
-    view = yield from look(circuit)
+    view = yield from current(circuit)
     if passes(view.record):
         return view
     # Those who need a slot come back by their distance, and the others over the spread.

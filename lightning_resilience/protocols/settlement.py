@@ -9,16 +9,16 @@ succeeded, the store's failure is an event and not an error.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.admission import all_have_failed
-from lightning_resilience.core.breaker import BreakerState
+from lightning_resilience.core.breaker import BreakerState, HostVoted
 from lightning_resilience.core.budget import is_charged
 from lightning_resilience.core.events import StoreLost
-from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.errors import BudgetExhaustedError, StoreUnavailableError
 from lightning_resilience.protocols.admission import leave, look
 from lightning_resilience.protocols.budget import charge
-from lightning_resilience.protocols.circuit import refresh, report
+from lightning_resilience.protocols.circuit import apply, refresh, report
 from lightning_resilience.protocols.detour import follow, guide, isolate, lose, rejoin
 from lightning_resilience.protocols.effects import Emit
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["give_back", "pay", "settle"]
+
+_SHARE_USED_UP: Final = "its share of the retry budget is used up, and the latest call failed"
 
 
 def settle(circuit: Circuit, terms: Terms, entry: Entry, *, outcome: Outcome) -> Protocol[bool]:
@@ -78,7 +80,13 @@ def _report(entry: Entry, outcome: Outcome) -> Protocol[bool]:
         # returns.
         view, others_failed = yield from _look_around(circuit, entry)
         healthy = view.record.state == BreakerState.CLOSED.value
-    yield from report(circuit, outcome, epoch=admitted.epoch, others_failed=others_failed)
+    yield from report(
+        circuit,
+        outcome,
+        epoch=admitted.epoch,
+        store_id=admitted.store_id,
+        others_failed=others_failed,
+    )
     return healthy
 
 
@@ -87,7 +95,10 @@ def _look_around(circuit: Circuit, entry: Entry) -> Protocol[tuple[BreakerView, 
         return (yield from refresh(circuit)), False
     view, slots = yield from look(circuit)
     return view, all_have_failed(
-        slots, own=entry.permit.index, at_least=circuit.config.trip_failures
+        slots,
+        own=entry.permit.index,
+        generation=entry.permit.generation,
+        at_least=circuit.config.trip_failures,
     )
 
 
@@ -152,15 +163,25 @@ def _pay(
     view = followed.view
     if view is None or not is_charged(view.record):
         return True
+    waits = terms.patience.when_open == "wait"
     charging = charge(
         followed,
         operation=terms.operation,
-        may_wait=terms.patience.when_open == "wait",
+        may_wait=waits and not followed.is_own,
         voice_s=terms.patience.voice_s,
         deadline_at_s=deadline_at_s,
     )
-    return (
-        yield from follow(
-            circuit, followed, charging, op=terms.operation, patience_s=terms.store_patience_s
+    try:
+        return (
+            yield from follow(
+                circuit, followed, charging, op=terms.operation, patience_s=terms.store_patience_s
+            )
         )
-    )
+    except BudgetExhaustedError:
+        if not waits:
+            raise
+    # A share of the budget may be less than it takes to trip. Alone, one that is used up and a call
+    # that has failed are reason enough to stay away until a probe, or the job, knows better.
+    vote = HostVoted(host=followed.host, hosts=1, reason=_SHARE_USED_UP)
+    yield from follow(circuit, followed, apply(followed, vote), op=terms.operation, patience_s=None)
+    return True

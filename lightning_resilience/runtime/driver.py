@@ -231,13 +231,16 @@ class Driver:
                 self._renew(renewal)
 
         helper = threading.Thread(target=renew, name="lightning-resilience-lease", daemon=True)
-        helper.start()
         try:
+            helper.start()
             yield
         finally:
-            # Order: no renewal is under way once the lease is given back.
+            # Also where this thread was interrupted while the helper was starting: nobody else
+            # would ever end it. A renewal that is under way at a store that does not answer is left
+            # behind: whoever gives the lease back knows of it.
             has_ended.set()
-            helper.join()
+            if helper.is_alive():
+                helper.join(_LAST_WORDS_S)
 
     def _run_call(self, effect: fx.Call, timeout_s: float, token: Token) -> Any:  # noqa: ANN401 - as above
         call = RunningCall(

@@ -128,6 +128,96 @@ class SharedStoreContract:
 
         assert [sum(turn) for turn in zip(*results, strict=True)] == [1] * rounds
 
+    @pytest.mark.parametrize("has_own", [True, False], ids=["handles", "one handle"])
+    def test_no_change_of_many_writers_is_lost(
+        self, new_store: Callable[[], SharedStore], *, has_own: bool
+    ) -> None:
+        """Threads that change a cell from what they have read count every change once."""
+        first = new_store()
+        first.set("k", b"0 nobody")
+        handles = [first, *(new_store() if has_own else first for _ in range(3))]
+        turns = 15
+
+        barrier = threading.Barrier(len(handles))
+
+        def count(writer: int) -> None:
+            store, lost = handles[writer], 0
+            barrier.wait(HANG_S)
+            for turn in range(turns):
+                raw = store.get("k")
+                assert raw is not None
+                while True:
+                    desired = b"%d by %d, %d" % (int(raw.split()[0]) + 1, writer, turn)
+                    found = store.compare_and_set("k", raw, desired)
+                    if found == desired:
+                        break
+                    raw, lost = found, lost + 1
+                    assert lost < 1000
+
+        with ThreadPoolExecutor(len(handles)) as threads:
+            list(threads.map(count, range(len(handles))))
+
+        raw = first.get("k")
+        assert raw is not None
+        assert int(raw.split()[0]) == turns * len(handles)
+
+    def test_a_cell_is_held_by_one_at_a_time(self, new_store: Callable[[], SharedStore]) -> None:
+        """Threads that claim a free cell, and free it from their own bytes, never hold it both."""
+        handles = [new_store() for _ in range(4)]
+        handles[0].set("slot", b"free")
+        inside: list[int] = []
+        most: list[int] = []
+        barrier = threading.Barrier(len(handles))
+
+        def hold(writer: int) -> None:
+            store, held = handles[writer], 0
+            barrier.wait(HANG_S)
+            for turn in range(10_000):
+                mine = b"held by %d, %d" % (writer, turn)
+                if store.compare_and_set("slot", b"free", mine) != mine:
+                    continue
+                inside.append(writer)
+                most.append(len(inside))
+                inside.remove(writer)
+                assert store.compare_and_set("slot", mine, b"free") == b"free"
+                held += 1
+                if held == 10:
+                    return
+            pytest.fail("the cell never came free")
+
+        with ThreadPoolExecutor(len(handles)) as threads:
+            list(threads.map(hold, range(len(handles))))
+
+        assert most == [1] * 40
+        assert handles[0].get("slot") == b"free"
+
+    def test_a_key_that_is_deleted_is_not_brought_back_by_who_had_read_it(
+        self, new_store: Callable[[], SharedStore]
+    ) -> None:
+        """Changes race with deletions: what is gone stays gone."""
+        handles = [new_store() for _ in range(4)]
+        ended = threading.Event()
+
+        def change(writer: int) -> None:
+            store = handles[writer]
+            while not ended.is_set():
+                raw = store.get("k")
+                if raw is not None:
+                    store.compare_and_set("k", raw, b"changed by %d" % writer)
+
+        with ThreadPoolExecutor(len(handles)) as threads:
+            changing = [threads.submit(change, writer) for writer in (1, 2, 3)]
+            left = []
+            for turn in range(100):
+                handles[0].set("k", b"new %d" % turn)
+                handles[0].delete("k")
+                left += [handles[0].get("k") for _ in range(3)]
+            ended.set()
+            for each in changing:
+                each.result(HANG_S)
+
+        assert left == [None] * 300
+
     def test_a_winner_who_asks_again_has_still_won(
         self, store: SharedStore, other: SharedStore
     ) -> None:

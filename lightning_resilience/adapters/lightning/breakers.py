@@ -21,6 +21,7 @@ from lightning_resilience.protocols.circuit import Circuit, Limits, begin, refre
 from lightning_resilience.protocols.circuit_memory import give_detour
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.probe import Patience
+from lightning_resilience.topology import host_name, read_topology
 
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Breakers:
                 name,
                 config=self.policy.breaker,
                 keys=self._member.keys,
-                host=platform.node(),
+                host=host_name(platform.node(), read_topology()),
                 hosts=self._hosts[kind],
                 limits=self.policy.limits,
             )

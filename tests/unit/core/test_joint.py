@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from lightning_resilience.core import joint
 from lightning_resilience.core.breaker import BreakerConfig, BreakerState, initial
 from lightning_resilience.core.joint import GateVerdict, JointConfig
-from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.outcome import FailureClass, Outcome
 from lightning_resilience.core.records import (
     BreakerRecord,
     FinalRecord,
@@ -22,7 +22,7 @@ from lightning_resilience.core.records import (
     decode,
     encode,
 )
-from lightning_resilience.errors import JointError, JointUnavailableError
+from lightning_resilience.errors import BudgetExhaustedError, JointError, JointUnavailableError
 
 
 # The order of the specification, most severe first.
@@ -374,3 +374,14 @@ def test_ranks_leave_before_the_watchdog_and_beat_before_they_are_lost(group_s: 
 
     assert timeout_s < group_s
     assert 3 * config.beat_s(process_group_timeout_s=group_s) < timeout_s
+
+
+def test_a_denied_retry_is_reported_as_the_failure_that_was_to_be_retried() -> None:
+    """The budget is why it was not repeated; what it is about is the storage's own failure."""
+    error = BudgetExhaustedError("exhausted: 20 of 20 retries")
+    error.attempts, error.last_error = 2, "ConnectionResetError: reset by peer"
+
+    report = joint.report_of(error, rank=3, outcome=Outcome(failure=FailureClass.UNKNOWN))
+
+    assert (report.rank, report.failure, report.attempts) == (3, "transient", 2)
+    assert report.error == "ConnectionResetError: reset by peer; then: exhausted: 20 of 20 retries"

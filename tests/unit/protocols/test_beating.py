@@ -44,7 +44,9 @@ def beats_of(effect: Effect, *, away: bool = False) -> tuple[Task, list[float], 
     return task, instants, values
 
 
-@pytest.mark.parametrize("effect", [fx.Sleep(33.0), fx.WaitFor("never", 33.0)])
+@pytest.mark.parametrize(
+    "effect", [fx.Sleep(33.0), fx.WaitFor("never", 33.0), fx.Local(fx.WaitFor("never", 33.0))]
+)
 def test_a_long_wait_is_cut_into_pieces_with_a_beat_between(effect: Effect) -> None:
     """While it sleeps or waits, a rank is never silent for longer than a beat."""
     task, instants, values = beats_of(effect)
@@ -62,7 +64,16 @@ def test_each_beat_changes_the_value() -> None:
     assert len(set(values)) == len(values)
 
 
-@pytest.mark.parametrize("effect", [fx.Sleep(5.0), fx.WaitFor("never", 5.0), fx.Get("key")])
+@pytest.mark.parametrize(
+    "effect",
+    [
+        fx.Sleep(5.0),
+        fx.WaitFor("never", 5.0),
+        fx.Get("key"),
+        fx.Local(fx.WaitFor("never", 5.0)),
+        fx.Local(fx.Get("key")),
+    ],
+)
 def test_what_is_short_is_left_alone(effect: Effect) -> None:
     """An effect no longer than a beat costs nothing extra."""
     task, instants, _ = beats_of(effect)
@@ -71,11 +82,14 @@ def test_what_is_short_is_left_alone(effect: Effect) -> None:
     assert task.performed == [effect]
 
 
-def test_a_wait_ends_with_the_key() -> None:
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_wait_ends_with_the_key(is_own: bool) -> None:  # noqa: FBT001 - data
     """A key that appears ends a wait that is cut into pieces, and the answer is True."""
     world = World()
-    task = world.spawn(with_beat(one(fx.WaitFor("bell", 100.0)), BEAT))
-    world.spawn(ring_after(12.0), name=1)
+    wait = fx.WaitFor("bell", 100.0)
+    task = world.spawn(with_beat(one(fx.Local(wait) if is_own else wait), BEAT))
+    ring = ring_after(12.0, is_own=is_own)
+    world.spawn(ring, name=task.name)
 
     world.run()
 
@@ -83,10 +97,11 @@ def test_a_wait_ends_with_the_key() -> None:
     assert task.ended_at_s == pytest.approx(12.0, abs=0.1)
 
 
-def ring_after(duration_s: float) -> Protocol[None]:
+def ring_after(duration_s: float, *, is_own: bool = False) -> Protocol[None]:
     """Set the bell after a while."""
     yield fx.Sleep(duration_s)
-    yield fx.Set("bell", b"1")
+    ring = fx.Set("bell", b"1")
+    yield fx.Local(ring) if is_own else ring
 
 
 def test_a_call_is_given_the_beat() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from lightning_resilience.runtime.system import SystemClock, SystemDice
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from lightning_resilience.ports import CancelToken, Clock, SharedStore
     from lightning_resilience.protocols.effects import Effect, Protocol
@@ -404,10 +406,20 @@ def waits(release: threading.Event) -> list[Effect]:
     def work(_token: CancelToken) -> None:
         release.wait(HANG_S)
 
-    return [fx.Sleep(SIXTY_S), fx.WaitFor("never", SIXTY_S), fx.Call(work, timeout_s=SIXTY_S)]
+    return [
+        fx.Sleep(SIXTY_S),
+        fx.WaitFor("never", SIXTY_S),
+        fx.Call(work, timeout_s=SIXTY_S),
+        fx.Local(fx.WaitFor("never", SIXTY_S)),
+    ]
 
 
-@pytest.mark.parametrize("number", [0, 1, 2], ids=["Sleep", "WaitFor", "Call"])
+WAITS = pytest.mark.parametrize(
+    "number", [0, 1, 2, 3], ids=["Sleep", "WaitFor", "Call", "Local WaitFor"]
+)
+
+
+@WAITS
 def test_an_interrupt_callback_ends_any_wait(
     make_driver: Callable[..., Driver], number: int
 ) -> None:
@@ -440,7 +452,7 @@ def test_an_interrupt_callback_ends_any_wait(
     await_end(threads_named("lightning-resilience-call"))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2], ids=["Sleep", "WaitFor", "Call"])
+@WAITS
 def test_ctrl_c_ends_any_wait_and_last_words_are_spoken(
     make_driver: Callable[..., Driver], store: MemoryStore, number: int
 ) -> None:
@@ -751,3 +763,327 @@ def test_last_words_do_not_wait_for_a_store_that_is_silent(
     assert took_s < PROMPT_S
     assert "not answered within 0.5 s" in str(failures[0])
     await_end(threads_named("lightning-resilience-call"))
+
+
+# --- what a process keeps for itself ---------------------------------------------------------
+
+
+def test_local_effects_reach_a_store_of_this_process_alone(
+    make_driver: Callable[..., Driver], store: MemoryStore
+) -> None:
+    """Each is one operation of the driver's own store, which nobody else sees."""
+    effects = (
+        fx.Set("a", b"1"),
+        fx.Get("a"),
+        fx.MultiGet(("a", "none")),
+        fx.CompareAndSet("a", b"1", b"2"),
+        fx.Add("counter", 2),
+        fx.WaitFor("a", 1.0),
+        fx.WaitFor("none", 0.01),
+        fx.Delete("counter"),
+    )
+    driver = make_driver()
+
+    results = [driver.run(one(fx.Local(effect))) for effect in effects]
+
+    assert results == [None, b"1", [b"1", None], b"2", 2, True, False, True]
+    assert store.multi_get(("a", "counter")) == [None, None]
+    assert driver.run(one(fx.Get("a"))) is None
+    assert make_driver().run(one(fx.Local(fx.Get("a")))) is None
+
+
+def test_local_effects_work_while_the_shared_store_is_away(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """They are for just that time, also for last words after an interruption."""
+    driver = make_driver(own_store=LostStore())
+
+    driver.run(one(fx.Local(fx.Set("a", b"1"))))
+
+    assert driver.run(one(fx.Local(fx.Get("a"))), hurry=True) == b"1"
+    with pytest.raises(StoreUnavailableError):
+        driver.run(one(fx.Set("a", b"1")))
+
+
+def test_threads_share_what_the_process_keeps(make_driver: Callable[..., Driver]) -> None:
+    """Eight threads add to one counter, and nothing is lost."""
+    driver = make_driver()
+    start = threading.Barrier(8)
+
+    def count() -> None:
+        start.wait(HANG_S)
+        for _ in range(200):
+            driver.run(one(fx.Local(fx.Add("counter", 1))))
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    await_end(threads)
+
+    assert driver.run(one(fx.Local(fx.Get("counter")))) == b"1600"
+
+
+def test_a_local_wait_ends_when_another_thread_rings(make_driver: Callable[..., Driver]) -> None:
+    """The bell of a circuit of one's own wakes the threads that wait for it, and only that bell."""
+    driver = make_driver()
+    results: list[bool] = []
+    waiter = threading.Thread(
+        target=lambda: results.append(driver.run(one(fx.Local(fx.WaitFor("bell", HANG_S)))))
+    )
+    waiter.start()
+
+    driver.run(one(fx.Set("bell", b"1")))
+    nothing = driver.run(one(fx.Local(fx.WaitFor("bell", 0.05))))
+    driver.run(one(fx.Local(fx.Set("bell", b"1"))))
+    await_end([waiter])
+
+    assert nothing is False
+    assert results == [True]
+
+
+def test_close_ends_the_helpers_of_both_stores(make_driver: Callable[..., Driver]) -> None:
+    """Waits of both kinds have a helper each, side by side, and neither outlives the driver."""
+    driver = make_driver()
+    driver.run(one(fx.WaitFor("never", 0.01)))
+    driver.run(one(fx.Local(fx.WaitFor("never", 0.01))))
+    helpers = threads_named("lightning-resilience-bells")
+
+    driver.close()
+
+    assert len(helpers) == 2
+    await_end(helpers)
+
+
+# --- a lease that is renewed -----------------------------------------------------------------
+
+
+class Lease(fx.Renewal):
+    """A lease that writes its number, and tells when it has done so often enough.
+
+    Args:
+        every_s: How often.
+        last: Number of the renewal after which it counts as lost, or None.
+        is_own: Whether it is in the process's own store.
+    """
+
+    def __init__(self, every_s: float, *, last: int | None = None, is_own: bool = False) -> None:
+        self.every_s = every_s
+        self.last = last
+        self.is_own = is_own
+        self.nonces: list[str] = []
+        self.answers: list[bytes] = []
+        self.threads: set[str] = set()
+        self._changed = threading.Condition()
+
+    def request(self, nonce: str) -> fx.CompareAndSet | fx.Local | None:
+        """The next renewal."""
+        with self._changed:
+            self.nonces.append(nonce)
+            self.threads.add(threading.current_thread().name)
+            self._changed.notify_all()
+        if self.last is not None and len(self.answers) >= self.last:
+            return None
+        beat = fx.CompareAndSet("lease", self.answers[-1] if self.answers else b"", nonce.encode())
+        return fx.Local(beat) if self.is_own else beat
+
+    def answered(self, returned: bytes) -> None:
+        """Note it."""
+        with self._changed:
+            self.answers.append(returned)
+            self._changed.notify_all()
+
+    def await_requests(self, number: int) -> None:
+        """Wait until so many renewals were asked for."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.nonces) >= number, HANG_S)
+
+    def await_answers(self, number: int) -> None:
+        """Wait until so many renewals were answered."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.answers) >= number, HANG_S)
+
+
+LEASED = pytest.mark.parametrize("timeout_s", [None, SIXTY_S], ids=["inline", "in a thread"])
+
+
+@LEASED
+def test_a_lease_is_renewed_while_a_call_runs(
+    make_driver: Callable[..., Driver], store: MemoryStore, timeout_s: float | None
+) -> None:
+    """Again and again, each time by another write, from the exact bytes of the one before."""
+    held = Lease(0.01)
+
+    def work(_token: CancelToken) -> str:
+        held.await_answers(3)
+        return "done"
+
+    result = make_driver().run(one(fx.Call(work, timeout_s=timeout_s, renewal=held)))
+
+    assert result == "done"
+    written = [nonce.encode() for nonce in held.nonces[: len(held.answers)]]
+    assert held.answers == written
+    assert len(set(held.nonces)) == len(held.nonces) >= 3
+    assert store.get("lease") == held.answers[-1]
+
+
+@LEASED
+def test_a_lease_is_not_renewed_before_its_time(
+    make_driver: Callable[..., Driver], timeout_s: float | None
+) -> None:
+    """A call that is shorter than the interval costs no store operation."""
+    held = Lease(SIXTY_S)
+
+    make_driver().run(one(fx.Call(lambda _token: None, timeout_s=timeout_s, renewal=held)))
+
+    assert held.nonces == []
+
+
+def test_a_lease_is_renewed_at_its_interval(make_driver: Callable[..., Driver]) -> None:
+    """Turns of the wait in between renew nothing: a beat every five seconds, not every piece."""
+    clock, held, seen = ManualClock(), Lease(0.016), []
+
+    def work(token: CancelToken) -> None:
+        for _ in range(5):
+            token.progress()
+            clock.await_looks()
+            clock.advance(0.008)
+            clock.await_looks()
+            seen.append(len(held.nonces))
+
+    make_driver(clock=clock).run(one(fx.Call(work, timeout_s=0.01, renewal=held)))
+
+    assert seen == [0, 1, 1, 2, 2]
+
+
+@LEASED
+@pytest.mark.parametrize("error", [None, ValueError("mine"), StopRequested()])
+def test_no_renewal_outlives_its_call(
+    make_driver: Callable[..., Driver], timeout_s: float | None, error: BaseException | None
+) -> None:
+    """However the call ends, nothing renews the lease once its end is known to the protocol."""
+    held = Lease(0.01)
+    counted: list[int] = []
+
+    def work(_token: CancelToken) -> None:
+        held.await_answers(2)
+        if error is not None:
+            raise error
+
+    def protocol() -> Protocol[BaseException | None]:
+        raised: BaseException | None = None
+        try:
+            yield fx.Call(work, timeout_s=timeout_s, renewal=held)
+        except BaseException as caught:  # noqa: BLE001 - looked at below
+            raised = caught
+        counted.append(len(held.nonces))
+        assert threads_named("lightning-resilience-lease") == []
+        return raised
+
+    raised = make_driver().run(protocol())
+
+    assert raised is error
+    assert counted == [len(held.nonces)]
+
+
+@LEASED
+def test_a_renewal_without_an_answer_is_asked_again(
+    make_driver: Callable[..., Driver], timeout_s: float | None
+) -> None:
+    """The store is away for two beats: events say so, the call goes on, the third is answered."""
+    held, sink = Lease(0.01), Sink()
+
+    class Faltering(MemoryStore):
+        def compare_and_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+            if len(held.nonces) <= 2:
+                raise StoreUnavailableError(f"no answer about {key}")
+            return super().compare_and_set(key, expected, desired)
+
+    def work(_token: CancelToken) -> str:
+        held.await_answers(1)
+        return "done"
+
+    driver = make_driver(own_store=Faltering(), sink=sink)
+    result = driver.run(one(fx.Call(work, timeout_s=timeout_s, renewal=held)))
+
+    assert result == "done"
+    assert [getattr(event, "op", "") for event in sink.events] == ["beat", "beat"]
+    assert all(isinstance(event, StoreLost) for event in sink.events)
+    assert held.answers[0] == held.nonces[2].encode()
+
+
+@LEASED
+def test_a_lease_that_is_lost_is_not_renewed(
+    make_driver: Callable[..., Driver], store: MemoryStore, timeout_s: float | None
+) -> None:
+    """Who was taken for dead writes nothing any more, while its call goes on to its end."""
+    held = Lease(0.01, last=1)
+
+    def work(_token: CancelToken) -> str:
+        held.await_requests(4)
+        return "done"
+
+    result = make_driver().run(one(fx.Call(work, timeout_s=timeout_s, renewal=held)))
+
+    assert result == "done"
+    assert held.answers == [held.nonces[0].encode()]
+    assert store.get("lease") == held.answers[0]
+
+
+@LEASED
+def test_a_lease_of_ones_own_is_renewed_in_the_own_store(
+    make_driver: Callable[..., Driver], store: MemoryStore, timeout_s: float | None
+) -> None:
+    """A slot behind a process's own breaker beats where it is."""
+    held = Lease(0.01, is_own=True)
+    driver = make_driver()
+
+    driver.run(
+        one(fx.Call(lambda _token: held.await_answers(2), timeout_s=timeout_s, renewal=held))
+    )
+
+    assert store.get("lease") is None
+    assert driver.run(one(fx.Local(fx.Get("lease")))) == held.answers[-1]
+
+
+def test_an_inline_call_stays_in_its_thread_and_the_lease_in_another(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """Work may block or belong to its thread; what renews its lease is a daemon beside it."""
+    held = Lease(0.01)
+    where: list[threading.Thread] = []
+
+    def work(_token: CancelToken) -> None:
+        where.append(threading.current_thread())
+        held.await_answers(1)
+        assert [helper.daemon for helper in threads_named("lightning-resilience-lease")] == [True]
+
+    make_driver().run(one(fx.Call(work, renewal=held)))
+
+    assert where == [threading.current_thread()]
+    assert held.threads == {"lightning-resilience-lease"}
+
+
+def test_a_call_interrupted_as_its_lease_begins_leaves_no_renewal(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """Ctrl-C while the thread that renews is starting must not keep the slot for ever."""
+    held = Lease(0.01)
+    alive: list[threading.Thread] = []
+
+    def interrupt_start(frame: FrameType, event: str, _arg: object) -> None:
+        # The thread runs; whoever has started it waits for its first sign of life.
+        helpers = threads_named("lightning-resilience-lease")
+        starts = event == "return" and frame.f_code is threading.Thread.start.__code__
+        if starts and helpers and not alive:
+            alive.extend(helpers)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt_start)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            make_driver().run(one(fx.Call(lambda _token: None, renewal=held)))
+    finally:
+        sys.setprofile(None)
+
+    assert len(alive) == 1
+    await_end(alive)

@@ -155,6 +155,18 @@ def test_a_result_of_another_epoch_changes_nothing(epoch: int) -> None:
         assert [type(fact) for fact in stepped.events] == [ResultDropped]
 
 
+def test_a_result_of_another_store_changes_nothing() -> None:
+    """A record that was rebuilt in a new store may have the epoch of one in the old."""
+    for result in (
+        AttemptSucceeded(epoch=EPOCH, store_id="another"),
+        AttemptFailed(epoch=EPOCH, store_id="another", reason="timeout"),
+    ):
+        stepped = apply(RECOVERING, result)
+
+        assert stepped.record is RECOVERING
+        assert [type(fact) for fact in stepped.events] == [ResultDropped]
+
+
 def test_neither_votes_nor_claims_matter() -> None:
     """While the circuit recovers, its own results decide."""
     assert apply(RECOVERING, vote(hosts=1)).record is RECOVERING

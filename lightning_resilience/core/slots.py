@@ -1,0 +1,142 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is in a slot, and what all slots together say.
+
+A slot is free, or held by a nonce. Of its latest call it remembers how that ended and how long it
+took, so that whoever reads the slots sees how the dependency fares without another key.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.records import SlotRecord
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lightning_resilience.core.outcome import Outcome
+
+
+__all__ = [
+    "Slot",
+    "all_have_failed",
+    "distance",
+    "has_free",
+    "pace_s",
+    "released",
+    "renewed",
+    "taken",
+]
+
+_OK: Final = "ok"
+_FAILED: Final = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One slot as it was read.
+
+    Args:
+        index: Its number, from 0.
+        raw: The cell's exact bytes; empty where nobody has used it.
+        record: What they say, or None.
+    """
+
+    index: int
+    raw: bytes
+    record: SlotRecord | None
+
+    @property
+    def is_free(self) -> bool:
+        """True where nobody holds it."""
+        return self.record is None or not self.record.holder
+
+    @property
+    def turn(self) -> int:
+        """Highest ticket that it has let in."""
+        return 0 if self.record is None else self.record.turn
+
+
+def taken(slot: Slot, *, ticket: int | None, holder: str) -> SlotRecord:
+    """Return the cell with which a waiter makes a slot its own.
+
+    Args:
+        slot: The slot as it was read.
+        ticket: The waiter's ticket, or None.
+        holder: A fresh nonce.
+    """
+    before = slot.record or SlotRecord(writer="")
+    return msgspec.structs.replace(
+        before, turn=max(before.turn, ticket or 0), holder=holder, writer=holder
+    )
+
+
+def renewed(held: SlotRecord, *, writer: str) -> SlotRecord:
+    """Return a holder's beat: the same record, by another write."""
+    return msgspec.structs.replace(held, writer=writer)
+
+
+def released(
+    held: SlotRecord, outcome: Outcome, *, generation: int, lasted_s: float, writer: str
+) -> SlotRecord:
+    """Return the free cell that a holder leaves behind.
+
+    Args:
+        held: The cell as it was held.
+        outcome: How the call ended. An interrupted one says nothing.
+        generation: Number of the trip after which the call was let in.
+        lasted_s: How long it took, in seconds.
+        writer: Nonce of the write.
+    """
+    took_s = lasted_s if outcome.ok else held.took_s
+    free = msgspec.structs.replace(held, holder="", took_s=took_s, writer=writer)
+    if outcome.failure is FailureClass.CANCELLED:
+        return free
+    last = _FAILED if outcome.counts else _OK
+    return msgspec.structs.replace(free, last=last, generation=generation)
+
+
+def all_have_failed(slots: Sequence[Slot], *, own: int, generation: int, at_least: int) -> bool:
+    """Tell whether the latest call in every slot has failed.
+
+    It is what makes a host vote after its first failure, where every rank calls at the same time:
+    to wait until one of them has failed several times in a row would take as many requests as there
+    are ranks, and retries that the budget may deny.
+
+    Args:
+        slots: All slots as they were read.
+        own: Number of the slot of the caller, whose call has just failed.
+        generation: Number of the latest trip: what failed before it has been answered by it.
+        at_least: Failures that are needed in all; with fewer slots, no number of them is enough.
+    """
+    others = [slot for slot in slots if slot.index != own]
+    return len(others) + 1 >= at_least and all(
+        slot.record is not None
+        and (slot.record.last, slot.record.generation) == (_FAILED, generation)
+        for slot in others
+    )
+
+
+def has_free(slots: Sequence[Slot], *, limit: int) -> bool:
+    """Tell whether a usable slot is free."""
+    return any(slot.is_free for slot in slots[:limit])
+
+
+def distance(ticket: int | None, slots: Sequence[Slot]) -> int:
+    """Return how many tickets are to be let in before this one; 0 for one that was lost."""
+    if ticket is None:
+        return 0
+    return max(0, ticket - 1 - max((slot.turn for slot in slots), default=0))
+
+
+def pace_s(slots: Sequence[Slot]) -> float | None:
+    """Return how long a call takes, in seconds: the median of what the slots say, if any does."""
+    taken = [slot.record.took_s for slot in slots if slot.record is not None and slot.record.took_s]
+    return statistics.median(taken) if taken else None
