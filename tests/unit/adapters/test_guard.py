@@ -848,7 +848,6 @@ def test_off_holds_for_what_began_before(
         ({"retrys": {}}, "Guard has no option 'retrys'.*'retry'"),
         ({"max_attempts": 3}, "'max_attempts'.*an option of RetryPolicy"),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_a_bad_option_is_refused(options: dict[str, Any], expected: str) -> None:
     """The error names the option, its value and what is allowed, before anything is called."""
