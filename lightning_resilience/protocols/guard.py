@@ -46,7 +46,7 @@ from lightning_resilience.errors import (
 )
 from lightning_resilience.protocols.detour import guide
 from lightning_resilience.protocols.effects import Call, Draw, Emit, Now, Sleep, Voice
-from lightning_resilience.protocols.entry import Terms, admit
+from lightning_resilience.protocols.entry import Entry, Terms, admit
 from lightning_resilience.protocols.recovery import Recovery, recover
 from lightning_resilience.protocols.settlement import give_back, pay, settle
 
@@ -54,11 +54,11 @@ from lightning_resilience.protocols.settlement import give_back, pay, settle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.core.breaker_record import BreakerView
     from lightning_resilience.core.retry import RetryDecision, RetryPolicy
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
-    from lightning_resilience.protocols.entry import Entry
     from lightning_resilience.protocols.probe import Patience
 
 
@@ -85,6 +85,8 @@ class GuardedCall:
             in a joint operation.
         store_patience_s: How long the shared store may be away, in seconds, before that or before
             the store's error is raised; None leaves the store's failures to the caller.
+        let_through: The view on which the first attempt was made before anybody was asked; ``work``
+            raises its failure. None: the gate comes first.
         has_thread: Whether an attempt runs in a thread of its own, so that it can be abandoned.
         timeout_s: Time without a mark of progress after which an attempt is abandoned, in seconds;
             None takes the policy's ``stall_timeout_s``. For work that cannot mark its progress.
@@ -100,6 +102,7 @@ class GuardedCall:
     collective: bool = False
     may_go_alone: bool = False
     store_patience_s: float | None = None
+    let_through: BreakerView | None = None
     has_thread: bool = True
     timeout_s: float | None = None
     rebuild: Callable[[], None] = _nothing
@@ -168,7 +171,7 @@ def guard(
     ended = _Ended(outcome=OK)
     while True:
         try:
-            entry = yield from admit(circuit, _terms(call), deadline_at_s=ends_at_s)
+            entry = yield from _enter(circuit, call, ended, deadline_at_s=ends_at_s)
         except CircuitOpenError as error:
             error.attempts = state.attempts
             error.last_error = ended.outcome.error
@@ -190,6 +193,15 @@ def guard(
         if decision.action is RetryAction.GIVE_UP:
             raise (yield from _give_up(circuit, call, ended, decision=decision)) from ended.error
         yield from _prepare(circuit, call, ended, decision=decision)
+
+
+def _enter(
+    circuit: Circuit, call: GuardedCall, ended: _Ended, *, deadline_at_s: float
+) -> Protocol[Entry]:
+    if call.let_through is not None and ended.error is None:
+        # Its result belongs to the epoch that let it through, whatever has happened since.
+        return Entry(circuit=circuit, view=call.let_through, permit=None)
+    return (yield from admit(circuit, _terms(call), deadline_at_s=deadline_at_s))
 
 
 def _terms(call: GuardedCall) -> Terms:
