@@ -96,6 +96,8 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         classify: Names the failure class of an exception, or returns None for the default.
         spool_dir: Parent of the node's directory for staged files. None takes
             ``LIGHTNING_RESILIENCE_SPOOL_DIR``, ``TMPDIR`` or ``/var/tmp``.
+        strict: Whether a call fails where the shared store is away. By default it goes on alone, on
+            its share of every limit.
 
     Raises:
         ConfigError: An option is unknown, out of range, or contradicts another.
@@ -119,6 +121,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         storage_options: Mapping[str, Any] | None = None,
         classify: Classifier | None = None,
         spool_dir: str | None = None,
+        strict: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
         super().__init__()
@@ -134,6 +137,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
             storage_options=storage_options,
             classify=classify,
             spool_dir=spool_dir,
+            strict=strict,
         )
         check_relations(
             self.options.retry, self.options.breaker, JointConfig(), budget=self.options.budget
@@ -174,6 +178,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         Raises:
             RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            StoreUnavailableError: The shared store does not answer, under ``strict``.
             BaseException: The storage's own, where repeating is no option: a denial, a full disk.
         """
         url, alone = os.fspath(path), self._guard()
@@ -207,6 +212,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         Raises:
             RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            StoreUnavailableError: The shared store does not answer, under ``strict``.
             BaseException: The storage's own, where repeating is no option: a missing file.
         """
         url, alone = os.fspath(path), self._guard()
@@ -224,6 +230,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         Raises:
             RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            StoreUnavailableError: The shared store does not answer, under ``strict``.
             BaseException: The storage's own, where repeating is no option: a denial.
         """
         url, alone = os.fspath(path), self._guard()
