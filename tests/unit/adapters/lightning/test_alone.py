@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lightning_resilience import ConfigError, ResilientCheckpointIO
 from lightning_resilience.adapters.lightning import alone
@@ -187,3 +189,38 @@ def test_a_bad_variable_is_refused_before_a_checkpoint_io_opens_anything(
         save(f"{tmp_path}/a.ckpt")
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def _group_of_eight() -> Iterator[None]:
+    """A process group of eight ranks that talks to nobody."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_group_of_eight")
+def test_checkpoint_ios_of_one_store_share_their_breakers(
+    io_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing names the run; a quorum of the launcher's hosts opens a read's circuit."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
+    store = MemoryStore()
+
+    ranks = [io_of(store=store)._guard().breakers for _ in range(2)]
+
+    keys = {breakers.circuit("memory://x", "read").key for breakers in ranks}
+    assert len(keys) == 1
+    hosts = [ranks[0].circuit("memory://x", kind).hosts for kind in ("read", "write")]
+    assert hosts == [4, 1]
+
+
+def test_a_process_without_a_group_needs_nobodys_vote(
+    io_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody else can be seen, its own failures open its circuits."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
+
+    breakers = io_of()._guard().breakers
+
+    assert breakers.circuit("memory://x", "read").hosts == 1
