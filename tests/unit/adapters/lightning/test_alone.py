@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -130,15 +131,21 @@ def test_a_retry_that_is_denied_fails_under_fail(
 
 
 class Away(MemoryStore):
-    """A store that does not answer."""
+    """A store that does not answer, or not at first."""
+
+    def __init__(self, *, times: float = math.inf) -> None:
+        super().__init__()
+        self._times = times
 
     def watcher(self) -> Away:
         """Itself."""
         return self
 
     def _require_open(self, operation: str, key: str) -> None:
-        message = f"{operation} of {key}: away"
-        raise StoreUnavailableError(message)
+        self._times -= 1
+        if self._times >= 0:
+            message = f"{operation} of {key}: away"
+            raise StoreUnavailableError(message)
 
 
 @pytest.fixture
@@ -176,6 +183,17 @@ def test_under_strict_a_checkpoint_io_fails_without_the_store(
         checkpoint_io.save_checkpoint({"step": 1}, f"{tmp_path}/a.ckpt")
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_store_error_is_absorbed(
+    io_of: Callable[..., ResilientCheckpointIO], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even under ``strict``, an operation that is not answered once is made again."""
+    monkeypatch.setattr(alone, "STORE_PATIENCE_S", 5.0)
+
+    io_of(store=Away(times=1), strict=True).save_checkpoint({"step": 1}, f"{tmp_path}/a.ckpt")
+
+    assert (tmp_path / "a.ckpt").exists()
 
 
 def test_a_bad_variable_is_refused_before_a_checkpoint_io_opens_anything(
