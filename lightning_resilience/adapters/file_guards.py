@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.core import has_magic
 
@@ -46,11 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["FileGuard"]
 
 T = TypeVar("T")
-
-# A store operation is a round trip of less than a millisecond; longer than this it is lost.
-_STORE_TIMEOUT_S: Final = 5.0
-# Ranks that share a store are one run, unless somebody has named it.
-_RUN_ID: Final = "files"
 
 
 class FileGuard:

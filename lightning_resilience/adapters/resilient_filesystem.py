@@ -122,11 +122,14 @@ class ResilientFileSystem(ChainedFileSystem, metaclass=_Chain):  # type: ignore[
         target_options: Its options. In ``fsspec.open``: under its protocol, ``s3={...}``.
         retry: A ``RetryPolicy``, or a mapping of its options. In ``fsspec.open`` this and all that
             follow stand under ``resilient={...}``.
+        budget: A ``BudgetConfig``, or a mapping of its options.
         breaker: A ``BreakerConfig``, or a mapping of its options.
+        admission: An ``AdmissionConfig``, or a mapping of its options.
         store: The store that all processes of the job share: a URL ``tcp://host:port``, or an
             object. None takes ``LIGHTNING_RESILIENCE_STORE``, the server behind the default process
             group, or this process's memory.
-        run_id: Name of the run, where several share a store.
+        run_id: Name of the run; None takes the environment's. Give one where several jobs share a
+            store.
         classify: Names the failure class of an exception, or returns None for the default.
         when_open: ``wait`` (default) for an ill storage, up to ``deadline_s``, or ``raise``.
         strict: Whether an operation fails while the shared store is away.

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.guard import GuardedCall
 
 
-__all__ = ["STORE_PATIENCE_S", "Standalone", "close_connections", "standalone"]
+__all__ = ["STORE_PATIENCE_S", "UNNAMED_RUN", "Standalone", "close_connections", "standalone"]
 
 STORE_PATIENCE_S = 5.0
 """How long a call tries to reach the shared store before the process goes alone, in seconds."""
 
-# Runs of one launcher that names none share nothing with other jobs but a store that they name.
-_UNNAMED_RUN = "default"
+UNNAMED_RUN = "default"
+"""Name of a run that nobody has named; it has to have one where several jobs share a store."""
 
 
 class Standalone:
@@ -74,7 +74,7 @@ class Standalone:
         environment = read_environment()
         self.topology = read_topology()
         named = store if store is not None else environment.store
-        self.keys = Keys(run_id=run_id or environment.run_id or _UNNAMED_RUN, incarnation="0")
+        self.keys = Keys(run_id=run_id or environment.run_id or UNNAMED_RUN, incarnation="0")
         self.driver = Driver(
             store=_open(named),
             clock=SystemClock(),

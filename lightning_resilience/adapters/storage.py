@@ -16,13 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info
+from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info, protocols
 from lightning_resilience.adapters.private_filesystem import (
     plain_url,
     private_filesystem,
     renew_client,
 )
 from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
+from lightning_resilience.core.evidence import without_credentials
 from lightning_resilience.errors import CheckpointError
 
 
@@ -53,8 +54,8 @@ _STAMPS = (
 
 
 def redacted(url: str) -> str:
-    """Return ``url`` without user name and password."""
-    return re.sub(r"(?<=://)[^/@]*@", "", url)
+    """Return ``url`` as it may be shown: without user name, password, and signature."""
+    return without_credentials(re.sub(r"(?<=://)[^/?#\s]*@", "", url))
 
 
 def is_local(url: str) -> bool:
@@ -138,7 +139,7 @@ class Storage:
             fs, _ = private_filesystem(url, self._options)
             self._clients[root] = fs
         path = str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec has no public name for it
-        spool = "" if "file" in fs.protocol else self.spool_directory
+        spool = "" if "file" in protocols(fs) else self.spool_directory
         store = FsspecObjectStore(fs, spool_directory=spool)
         return Place(store=store, fs=fs, path=path)
 

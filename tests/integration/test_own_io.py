@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import pickle
 import re
@@ -473,6 +474,15 @@ make: Any = ResilientCheckpointIO
         ({"store": "http://host:1"}, "tcp://HOST:PORT"),
         ({"stagging": True}, "Did you mean 'staging'"),
         ({"spool_dir": ""}, "spool_dir"),
+        ({"breaker": {"open_for_s": -1}}, "open_for_s=-1"),
+        ({"budget": {"retry_floor": 15}}, "retry_floor=15.*trip_failures=3"),
+        ({"budget": "x"}, "budget=….*BudgetConfig"),
+        ({"admission": {"slot_lease_s": 1}}, "slot_lease_s=1"),
+        ({"admission": 5}, "admission=5 of type int.*AdmissionConfig"),
+        ({"run_id": " "}, "run_id=… of type str"),
+        ({"storage_options": "key=value"}, "storage_options=… of type str.*a mapping"),
+        ({"classify": "transient"}, "classify=… of type str"),
+        ({"strict": 1}, "strict=1 of type int"),
     ],
 )
 def test_a_bad_option_is_refused_by_name(options: dict[str, Any], text: str) -> None:
@@ -481,3 +491,11 @@ def test_a_bad_option_is_refused_by_name(options: dict[str, Any], text: str) -> 
         make(**options)
 
     assert re.search(text, str(caught.value)), caught.value
+
+
+def test_every_option_has_its_bad_values() -> None:
+    """No option is missing from the table above."""
+    marks: list[pytest.Mark] = vars(test_a_bad_option_is_refused_by_name)["pytestmark"]
+    tried = {name for mark in marks if mark.args for row in mark.args[1] for name in row[0]}
+
+    assert set(inspect.signature(ResilientCheckpointIO).parameters) - {"unknown"} <= tried

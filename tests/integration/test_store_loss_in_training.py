@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
 from pathlib import Path
@@ -111,4 +110,3 @@ def test_training_goes_on_and_the_breaker_is_rebuilt(
     epochs = [(epoch, state) for epoch, state, _ in writes[0]["history"]]
     assert epochs == [(1, "closed"), (2, "closed")]
     assert "rebuilt" in writes[0]["history"][-1][2]
-    assert os.environ.get("LIGHTNING_RESILIENCE_STORE") is None

@@ -20,6 +20,7 @@ import torch
 from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.lightning.breakers import Breakers
 from lightning_resilience.adapters.lightning.work import Operation, carry_out
+from lightning_resilience.adapters.object_store import protocols
 from lightning_resilience.adapters.standalone import STORE_PATIENCE_S
 from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished
@@ -156,7 +157,7 @@ class Alone:
     def _run_operation(  # noqa: PLR0917 - called as a Runner
         self, fs: AbstractFileSystem, operation: str, path: str, work: Callable[[CancelToken], T], /
     ) -> T:
-        url = path if "file" in fs.protocol else str(fs.unstrip_protocol(path))
+        url = path if "file" in protocols(fs) else str(fs.unstrip_protocol(path))
         asked = Operation(self.storage, url, work, fs=fs)
         value: T = self.run(operation, asked, kind=operation_class(operation)).value
         return value

@@ -34,6 +34,7 @@ from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols.joint import Member
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.system import SystemClock, SystemDice
+from lightning_resilience.topology import read_topology
 
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         environment = read_environment()
         if stage != "fit" or not environment.enabled:
             return
+        # What is not allowed is told now, not in a joint operation in which other ranks wait.
+        read_topology()
         if sum(isinstance(callback, ResilienceCallback) for callback in trainer.callbacks) > 1:
             message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
             raise ConfigError(message)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.staging import staging_name
-from lightning_resilience.adapters.storage import is_local
+from lightning_resilience.adapters.storage import is_local, redacted
 from lightning_resilience.adapters.trees import Publication, fetch, measure
 from lightning_resilience.errors import ConfigError
 
@@ -202,10 +202,11 @@ class WholeSave(Work):
         self._write()
         after = self.storage.stamp(self.url, token)
         if after is None:
-            message = f"the CheckpointIO raised nothing, but {self.url} does not exist"
+            message = f"the CheckpointIO raised nothing, but {redacted(self.url)} does not exist"
             raise OSError(message)
         if after and after == before:
-            message = f"the CheckpointIO raised nothing, but {self.url} is still the older file"
+            shown = redacted(self.url)
+            message = f"the CheckpointIO raised nothing, but {shown} is still the older file"
             raise OSError(message)
 
 

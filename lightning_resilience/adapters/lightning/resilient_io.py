@@ -23,6 +23,7 @@ from lightning_resilience.adapters.lightning import namespaces
 from lightning_resilience.adapters.lightning.alone import Alone, adopt_device
 from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.whose import Format
+from lightning_resilience.adapters.standalone import UNNAMED_RUN
 from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
 from lightning_resilience.config import check_relations, read_environment, refuse_unknown
@@ -33,6 +34,7 @@ from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols.joint import Member
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.system import SystemClock, SystemDice
+from lightning_resilience.topology import read_topology
 
 
 if TYPE_CHECKING:
@@ -90,12 +92,14 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         admission: An ``AdmissionConfig``, or a mapping of its options.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
             ``torch.distributed.Store``, or None for the server behind the default process group.
-        run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
-            fresh one, and then each process has breakers of its own.
+        run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or
+            ``default``: give one where several jobs share a store.
         storage_options: Options of the fsspec filesystem; merged with ours, not replaced.
         classify: Names the failure class of an exception, or returns None for the default.
         spool_dir: Parent of the node's directory for staged files. None takes
             ``LIGHTNING_RESILIENCE_SPOOL_DIR``, ``TMPDIR`` or ``/var/tmp``.
+        strict: Whether a call fails where the shared store is away. By default it goes on alone, on
+            its share of every limit.
 
     Raises:
         ConfigError: An option is unknown, out of range, or contradicts another.
@@ -119,6 +123,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         storage_options: Mapping[str, Any] | None = None,
         classify: Classifier | None = None,
         spool_dir: str | None = None,
+        strict: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
         super().__init__()
@@ -134,6 +139,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
             storage_options=storage_options,
             classify=classify,
             spool_dir=spool_dir,
+            strict=strict,
         )
         check_relations(
             self.options.retry, self.options.breaker, JointConfig(), budget=self.options.budget
@@ -174,6 +180,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         Raises:
             RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            StoreUnavailableError: The shared store does not answer, under ``strict``.
             BaseException: The storage's own, where repeating is no option: a denial, a full disk.
         """
         url, alone = os.fspath(path), self._guard()
@@ -207,6 +214,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         Raises:
             RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            StoreUnavailableError: The shared store does not answer, under ``strict``.
             BaseException: The storage's own, where repeating is no option: a missing file.
         """
         url, alone = os.fspath(path), self._guard()
@@ -224,6 +232,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         Raises:
             RetriesExhaustedError: A series of attempts was given up; its cause is the last failure.
             CircuitOpenError: Storage was ill for longer than ``deadline_s``.
+            StoreUnavailableError: The shared store does not answer, under ``strict``.
             BaseException: The storage's own, where repeating is no option: a denial.
         """
         url, alone = os.fspath(path), self._guard()
@@ -260,11 +269,11 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         return namespaces.stock_io() if self.format.owner is None else self.format.owner
 
     def _open(self) -> Alone:
-        environment, options = read_environment(), self.options
+        environment, topology, options = read_environment(), read_topology(), self.options
         is_group = dist.is_available() and dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if is_group else (0, 1)
         dice = SystemDice(rank=rank)
-        run_id = options.run_id or environment.run_id or dice.nonce()
+        run_id = options.run_id or environment.run_id or UNNAMED_RUN
         store = options.store if options.store is not None else environment.store
         driver = Driver(
             store=open_store(store, world_size=world_size, timeout_s=STORE_TIMEOUT_S),
@@ -282,6 +291,8 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
             policy=options.policy,
             driver=driver,
             storage=options.storage(environment, run_id=run_id),
+            # Without a group there may be nobody else to vote.
+            hosts=topology.hosts if is_group else 1,
         )
 
 

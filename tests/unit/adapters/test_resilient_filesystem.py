@@ -25,6 +25,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from lightning_resilience import ConfigError, RetryPolicy
 from lightning_resilience.adapters.file_guards import FileGuard
+from lightning_resilience.adapters.guard_options import OPTIONS
 from lightning_resilience.adapters.resilient_filesystem import ResilientFileSystem
 from lightning_resilience.adapters.standalone import close_connections
 from lightning_resilience.config import CONFIGS
@@ -449,7 +450,7 @@ def test_a_store_object_does_not_travel() -> None:
 # Options --------------------------------------------------------------------------------------
 
 
-BAD = [
+BAD: list[tuple[dict[str, Any], str]] = [
     ({"resilient": {"retri": {}}}, "no option 'retri'.*Did you mean 'retry'"),
     ({"anon": True}, r"no option 'anon'.*storage stand under file=\{\.\.\.\}"),
     ({"resilient": {"retry": {"max_atempts": 3}}}, "Did you mean 'max_attempts'"),
@@ -457,6 +458,10 @@ BAD = [
     ({"resilient": {"retry": {"max_attempts": 3}}}, "trip_failures=3 must be less than"),
     ({"resilient": {"retry": 5}}, "5 of type int is not allowed"),
     ({"resilient": {"breaker": {"open_for_s": -1}}}, "open_for_s=-1 is out of range"),
+    ({"resilient": {"budget": {"retry_ratio": 2}}}, "retry_ratio=2 is not allowed"),
+    ({"resilient": {"budget": {"retry_floor": 15}}}, "retry_floor=15 must be at least"),
+    ({"resilient": {"admission": {"slot_lease_s": 15}}}, "must be less than slot_lease_s=15"),
+    ({"resilient": {"admission": "x"}}, "admission=….*AdmissionConfig"),
     ({"resilient": {"store": "http://x"}}, "store='http://x' is not allowed"),
     ({"resilient": {"store": 7}}, "store=7 of type int"),
     ({"resilient": {"run_id": " "}}, "run_id=.* of type str is not allowed"),
@@ -475,6 +480,11 @@ def test_a_bad_option_is_refused_when_the_filesystem_is_made(
     """Before anything is sent, and the text names it and what is allowed."""
     with pytest.raises(ConfigError, match=match):
         fsspec.open(f"resilient::file://{tmp_path}/x", "wb", **options)
+
+
+def test_every_option_has_its_bad_values() -> None:
+    """No option is missing from the table above."""
+    assert set(OPTIONS) <= {name for given, _ in BAD for name in given.get("resilient", {})}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from lightning_resilience.adapters.storage import Storage, dependency_of, redacted
 from tests.tokens import RecordingToken
@@ -27,6 +29,37 @@ def test_a_dependency_is_named_without_credentials(url: str, expected: str) -> N
     """One breaker for each bucket or host, and no secret in its name."""
     assert dependency_of(url) == expected
     assert "secret" not in redacted(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("/a/b.ckpt", "/a/b.ckpt"),
+        ("/a/step=4@best.ckpt", "/a/step=4@best.ckpt"),
+        ("s3://bucket/a@b.ckpt", "s3://bucket/a@b.ckpt"),
+        ("sftp://user:secret@host:22/a", "sftp://host:22/a"),
+        ("sftp://user:half@secret@host/a", "sftp://host/a"),
+        ("https://host/a.ckpt?X-Amz-Signature=secret", "https://host/a.ckpt?X-Amz-Signature=***"),
+    ],
+)
+def test_a_url_is_shown_without_credentials(url: str, shown: str) -> None:
+    """Neither a name before the host nor a signature behind the path; the rest stays."""
+    assert redacted(url) == shown
+
+
+class Profile(MemoryFileSystem):  # type: ignore[misc] # fsspec has no types
+    """A filesystem whose only name has the letters of ``file`` in it."""
+
+    protocol = "profile"
+
+
+def test_a_name_that_only_sounds_local_is_not(tmp_path: Path) -> None:
+    """What is no filesystem of this node has its files staged in the spool directory."""
+    fsspec.register_implementation("profile", Profile, clobber=True)
+    store = Storage({}, spool=lambda: str(tmp_path)).place("profile://a/b.ckpt").store
+
+    assert not store.is_local
+    assert Path(store.staging_path("/a/b.ckpt", "n1")).parent == tmp_path
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lightning_resilience.adapters.lightning.foreign_io import FetchedLoad, LocalSave
+from lightning_resilience.adapters.lightning.foreign_io import FetchedLoad, LocalSave, WholeSave
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.errors import CallTimeoutError, CheckpointError, ConfigError
 from tests.tokens import RecordingToken
@@ -157,3 +157,19 @@ def test_a_fetch_that_fails_leaves_no_part_behind(storage: Storage, tmp_path: Pa
         load.attempt(RecordingToken())
 
     assert (there, left(tmp_path)) == (b"weights", [])
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["nothing", "an older file"])
+def test_what_was_not_written_is_named_without_credentials(
+    storage: Storage, *, is_older: bool
+) -> None:
+    """An IO that is called as a whole and writes nothing is told of, and no password with it."""
+    url = "memory://user:hunter2@run/a.ckpt"
+    place = storage.place(url)
+    if is_older:
+        place.fs.pipe_file(place.path, b"older")
+
+    with pytest.raises(OSError, match=r"memory://run/a\.ckpt") as caught:
+        WholeSave(storage, url, lambda: None).attempt(RecordingToken())
+
+    assert "hunter2" not in str(caught.value)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 from datetime import timedelta
@@ -16,7 +17,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_resilience import (
+    AdmissionConfig,
     BreakerConfig,
+    BudgetConfig,
     ConfigError,
     ResilienceCallback,
     RetryPolicy,
@@ -31,7 +34,13 @@ if TYPE_CHECKING:
 
 # Most of what follows is against the types.
 make: Any = ResilienceCallback
-GROUPS = {"retry": RetryPolicy, "breaker": BreakerConfig, "joint": JointConfig}
+GROUPS = {
+    "retry": RetryPolicy,
+    "breaker": BreakerConfig,
+    "budget": BudgetConfig,
+    "admission": AdmissionConfig,
+    "joint": JointConfig,
+}
 NO_NUMBERS = ("five", None, True, math.nan, math.inf, [1])
 
 
@@ -40,7 +49,8 @@ def bad_values(group: str, field: dataclasses.Field[Any]) -> list[Any]:
     if isinstance(field.default, str):
         return ["maybe", "", None, 1]
     optional = [value for value in NO_NUMBERS if value is not None or group != "joint"]
-    return [*optional, -1, -0.5, *([] if field.name == "retry_after_max_s" else [0])]
+    may_be_zero = field.name in {"retry_after_max_s", "retry_ratio"}
+    return [*optional, -1, -0.5, *([] if may_be_zero else [0])]
 
 
 BAD = [
@@ -76,6 +86,8 @@ RELATIONS = [
     ({"breaker": {"probe_lease_s": 10}}, "probe_lease_s=10", "open_for_s=10"),
     ({"breaker": {"ramp_start": 17}}, "ramp_start=17", "max_concurrent=16"),
     ({"breaker": {"window_s": 269}}, "window_s=269", "stall_timeout_s=60"),
+    ({"admission": {"slot_lease_s": 15}}, "beat_every_s", "slot_lease_s=15"),
+    ({"budget": {"retry_floor": 15}}, "retry_floor=15", "trip_failures=3"),
     (
         {"joint": {"joint_timeout_s": 5, "joint_beat_s": 5}},
         "joint_beat_s=5",
@@ -144,6 +156,8 @@ def test_what_is_no_mapping_is_refused(group: str, value: Any) -> None:
         ({"storage_options": [1, 2]}, "storage_options"),
         ({"classify": "transient"}, "classify"),
         ({"spool_dir": 7}, "spool_dir"),
+        ({"strict": 1}, "strict=1"),
+        ({"strict": "yes"}, "strict=… of type str"),
     ],
     ids=repr,
 )
@@ -153,6 +167,28 @@ def test_other_options_are_checked_when_the_callback_is_made(
     """What is no store, name, mapping, function or folder is refused at once, by name."""
     with pytest.raises(ConfigError, match=rf"\b{names}\b"):
         make(**options)
+
+
+def test_every_option_of_the_callback_has_its_bad_values() -> None:
+    """No option is missing from the tables of this file."""
+    marks: list[pytest.Mark] = [
+        mark
+        for test in (
+            test_other_options_are_checked_when_the_callback_is_made,
+            test_a_word_that_is_none_of_the_allowed_is_refused,
+        )
+        for mark in vars(test)["pytestmark"]
+    ]
+    values = [value for mark in marks for value in mark.args[1]]
+    tried = {
+        str(name)
+        for value in values
+        for name in (value[0] if isinstance(value, tuple) else [value])
+    }
+
+    assert set(inspect.signature(ResilienceCallback).parameters) - {"unknown"} <= tried | set(
+        GROUPS
+    )
 
 
 def test_an_unknown_option_of_the_callback_is_refused_by_name() -> None:
@@ -216,6 +252,23 @@ def test_what_contradicts_the_trainer_is_refused_before_training(
     assert list(spool.iterdir()) == []
 
 
+def test_a_bad_number_of_hosts_is_refused_in_setup(
+    spool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the first joint operation, where the other ranks would wait for this one."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "two")
+    callback = make()
+    trainer: Any = object.__new__(Trainer)
+    monkeypatch.setattr(Trainer, "world_size", 2)
+    trainer._accelerator_connector = SimpleNamespace(strategy=DDPStrategy())
+    trainer.callbacks = [callback]
+
+    with pytest.raises(ConfigError, match="GROUP_WORLD_SIZE='two'"):
+        callback.setup(trainer, None, "fit")
+
+    assert list(spool.iterdir()) == []
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("variable", "value"),
@@ -223,6 +276,8 @@ def test_what_contradicts_the_trainer_is_refused_before_training(
         ("LIGHTNING_RESILIENCE", "perhaps"),
         ("LIGHTNING_RESILIENCE_STORE", "http://host:1"),
         ("LIGHTNING_RESILIENCE_STORE", "tcp://host:99999"),
+        ("GROUP_WORLD_SIZE", "two"),
+        ("SLURM_NNODES", "0"),
     ],
 )
 def test_a_bad_variable_is_refused_before_training(

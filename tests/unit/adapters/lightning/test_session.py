@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
-from lightning_resilience import BreakerConfig, RetryPolicy
+from lightning_resilience import BreakerConfig, BudgetConfig, ResilienceCallback, RetryPolicy
 from lightning_resilience.adapters.lightning.breakers import Breakers, Policy
 from lightning_resilience.adapters.storage import parent_of
 from lightning_resilience.core.outcome import classify
@@ -67,6 +67,53 @@ def test_every_host_reads_and_one_writes(tmp_path: Path) -> None:
 
     hosts = [breakers.circuit(f"{tmp_path}/a.ckpt", kind).hosts for kind in ("read", "write")]
     assert hosts == [4, 1]
+
+
+def test_the_limits_are_those_that_were_given(spool: Path) -> None:
+    """What the user gives the callback reaches the breaker, with the Trainer's number of hosts."""
+    del spool
+    callback: Any = ResilienceCallback(
+        breaker={"max_concurrent": 8},
+        budget={"retry_floor": 40},
+        admission={"slot_lease_s": 45.0},
+    )
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, callbacks=[callback])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "num_nodes", 3)
+        callback.setup(trainer, None, "fit")
+    try:
+        circuit = callback._session.alone.breakers.circuit("memory://x", "read")
+    finally:
+        callback._close()
+
+    assert circuit.hosts == 3
+    assert circuit.admission.slot_lease_s == 45.0
+    assert (circuit.config.max_concurrent, circuit.ledger.config.retry_floor) == (8, 40)
+
+
+def test_a_rank_that_is_alone_has_its_share() -> None:
+    """Of four ranks that the store does not answer, each has a quarter of the limits."""
+    member = Member(
+        keys=Keys(run_id="run", incarnation="1"),
+        rank=3,
+        world_size=4,
+        timeout_s=10.0,
+        beat_s=1.0,
+        on_outage="wait",
+        store_patience_s=10.0,
+    )
+    driver: Any = SimpleNamespace(run=lambda *_args: None)
+    policy = Policy(retry=RetryPolicy(), breaker=BreakerConfig(), classify=classify)
+
+    circuit = Breakers(member, policy=policy, driver=driver, link=Link()).circuit(
+        "memory://x", "read"
+    )
+
+    detour = circuit.detour
+    assert detour is not None
+    assert detour.circuit.config.max_concurrent == BreakerConfig().max_concurrent // 4
+    assert detour.circuit.ledger.config.retry_floor == BudgetConfig().retry_floor // 4
 
 
 @pytest.mark.integration
