@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
@@ -27,7 +26,7 @@ from lightning_resilience.adapters.guard_options import (
     guard_options,
 )
 from lightning_resilience.config import read_environment, refuse_unknown
-from lightning_resilience.core.evidence import without_credentials
+from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.validation import check_choice, check_kind, check_whole
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols.shortcut import Shortcut
@@ -54,9 +53,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _OWN_OPTIONS: Final = ("dependency", "operation", "collective", "probe", "hosts")
-# Up to the last @ of the part that names the host; a password may hold a slash although it must
-# not, and then the part seems to end in a port that is none.
-_USER: Final = re.compile(r"(?<=://)(?:[^/?#]*@|[^/?#:@]*:(?![0-9]*[/?#])[^@]*@)")
 
 
 class Guard:
@@ -329,4 +325,4 @@ def _checked_name(dependency: object) -> str:
             "same in every process, for example https://models.example."
         )
         raise ConfigError(message)
-    return without_credentials(_USER.sub("", str(dependency)))
+    return redacted(str(dependency))

@@ -9,7 +9,6 @@ gets a fresh one. Nothing here decides or repeats anything.
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -23,7 +22,6 @@ from lightning_resilience.adapters.private_filesystem import (
     renew_client,
 )
 from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
-from lightning_resilience.core.evidence import without_credentials
 from lightning_resilience.errors import CheckpointError
 
 
@@ -43,7 +41,6 @@ __all__ = [
     "parent_of",
     "probe_by_writing",
     "probe_path",
-    "redacted",
 ]
 
 # What filesystems call the things that a new version of a file does not share with the old one.
@@ -51,11 +48,6 @@ _STAMPS = (
     *("ETag", "etag", "md5", "md5Hash", "content_md5", "generation", "VersionId", "version_id"),
     *("LastModified", "last_modified", "updated", "mtime", "modified", "created", "ino"),
 )
-
-
-def redacted(url: str) -> str:
-    """Return ``url`` as it may be shown: without user name, password, and signature."""
-    return without_credentials(re.sub(r"(?<=://)[^/?#\s]*@", "", url))
 
 
 def is_local(url: str) -> bool:

@@ -14,13 +14,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 
 __all__ = [
     "inner_codes",
     "is_bare_refusal",
     "one_line",
+    "redacted",
     "retry_after_s",
     "statuses",
     "type_names",
@@ -113,6 +114,16 @@ _CREDENTIALS = (
     (re.compile(r"(?i)\b(bearer|basic)\s+[a-z0-9._~+/=-]{8,}"), r"\1 ***"),
     (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b"), "***"),
 )
+
+
+# Up to the last @ of the part that names the host; a password may hold a slash although it must
+# not, and then the part seems to end in a port that is none.
+_USER: Final = re.compile(r"(?<=://)(?:[^/?#]*@|[^/?#:@]*:(?![0-9]*[/?#])[^@]*@)")
+
+
+def redacted(url: str) -> str:
+    """Return a URL as it may be shown: without user name, password, and signature."""
+    return without_credentials(_USER.sub("", url))
 
 
 def without_credentials(text: str) -> str:

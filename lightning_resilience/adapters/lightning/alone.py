@@ -4,13 +4,12 @@
 
 What is joint is in ``session``. These calls may be decided without the shared store, once that is
 lost (``protocols.detour``). Here is the rest: what rank 0 asks storage alone, what a background
-thread writes, and all that a ``ResilientCheckpointIO`` does without the callback. A thread has
-breakers of its own, which remember what it has seen; the shared records behind them are the same.
+thread writes, and all that a ``ResilientCheckpointIO`` does without the callback. All
+threads share the breakers of their rank.
 """
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -22,8 +21,8 @@ from lightning_resilience.adapters.lightning.breakers import Breakers
 from lightning_resilience.adapters.lightning.work import Operation, carry_out
 from lightning_resilience.adapters.object_store import protocols
 from lightning_resilience.adapters.standalone import STORE_PATIENCE_S
-from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointPublished
+from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.outcome import operation_class
 from lightning_resilience.core.retry import failure_to_raise
 from lightning_resilience.errors import RetriesExhaustedError
@@ -74,20 +73,7 @@ class Alone:
         self.driver = driver
         self.storage = storage
         self._policy = policy
-        self._new_breakers = partial(
-            Breakers, member, policy=policy, driver=driver, link=Link(), hosts=hosts
-        )
-        self._local = threading.local()
-        self._all: list[Breakers] = []
-
-    @property
-    def breakers(self) -> Breakers:
-        """The breakers of the thread that asks."""
-        breakers: Breakers | None = getattr(self._local, "breakers", None)
-        if breakers is None:
-            breakers = self._local.breakers = self._new_breakers()
-            self._all.append(breakers)
-        return breakers
+        self.breakers = Breakers(member, policy=policy, driver=driver, link=Link(), hosts=hosts)
 
     def call(self, op: str, work: Work, *, kind: str, collective: bool = False) -> GuardedCall:
         """Describe the attempts of ``work`` to a guard."""
@@ -163,11 +149,5 @@ class Alone:
         return value
 
     def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
-        """Return what the asking thread knows of every breaker; see ``Breakers.reports``.
-
-        Of those that only other threads have used, it is what they saw last.
-        """
-        found: dict[str, BreakerReport] = {}
-        for breakers in [*self._all]:
-            found |= breakers.known()
-        return found | self.breakers.reports(hurry=hurry)
+        """Return what this rank knows of every breaker; see ``Breakers.reports``."""
+        return self.breakers.reports(hurry=hurry)

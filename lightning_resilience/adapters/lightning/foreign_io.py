@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.staging import staging_name
-from lightning_resilience.adapters.storage import is_local, redacted
+from lightning_resilience.adapters.storage import is_local
 from lightning_resilience.adapters.trees import Publication, fetch, measure
+from lightning_resilience.core.evidence import redacted
 from lightning_resilience.errors import ConfigError
 
 

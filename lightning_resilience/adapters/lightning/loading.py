@@ -25,8 +25,8 @@ from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.private_filesystem import plain_url
 from lightning_resilience.adapters.staging import discard, staging_name
-from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.adapters.trees import PIECE_BYTES, fetch
+from lightning_resilience.core.evidence import redacted
 
 
 if TYPE_CHECKING:

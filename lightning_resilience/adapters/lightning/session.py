@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.alone import Alone
 from lightning_resilience.adapters.lightning.work import Asked, carry_out, hand_over
-from lightning_resilience.adapters.storage import redacted
 from lightning_resilience.core.events import CheckpointRemoved
+from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.errors import ResilienceError

@@ -11,7 +11,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lightning_resilience.adapters.storage import Storage, dependency_of, redacted
+from lightning_resilience.adapters.storage import Storage, dependency_of
+from lightning_resilience.core.evidence import redacted
 from tests.tokens import RecordingToken
 
 
