@@ -96,7 +96,8 @@ def admit(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[E
             yield from lose(circuit, error)
         except CircuitOpenError:
             now_s: float = yield Now()
-            if terms.patience.when_open == "raise" or now_s >= deadline_at_s:
+            refused = terms.patience.when_open == "raise" and now_s < until
+            if refused or now_s >= deadline_at_s:
                 raise
 
 

@@ -184,6 +184,42 @@ def test_a_holder_that_died_is_forgiven_within_one_and_a_half_leases() -> None:
         assert sum(len(task.emitted(SlotForgiven)) for task in world.tasks) == 1
 
 
+@pytest.mark.parametrize("lasts_s", [36.0, 60.0, 100.0, 130.0])
+def test_one_long_look_away_takes_no_slot_from_who_lives(lasts_s: float) -> None:
+    """Who has far to its turn looks away for minutes: the store may have been away all the time."""
+    config = replace(CONFIG, max_concurrent=4)
+    world = World()
+    dependency = Dependency(world, lasts_s=400.0)
+    be_away(world, since_s=5.0, until_s=5.0 + lasts_s)
+    for index in range(4):
+        world.values[KEYS.slot("d", index)] = encode(SlotRecord(took_s=200.0, writer="before"))
+
+    patient: dict[str, Any] = {"collective": True, "store_patience_s": 200.0, "timeout_s": 900.0}
+    for name in range(30):
+        world.spawn(guard(circuit(config=config), call(dependency, **patient)), name=name)
+    world.run(limit_s=100_000)
+
+    assert not any(task.emitted(SlotForgiven) for task in world.tasks)
+
+
+@pytest.mark.parametrize("took_s", [0.001, 0.01, 0.1, 1.0])
+def test_a_dead_holder_costs_few_looks_however_fast_calls_are(took_s: float) -> None:
+    """The pace of fast calls says nothing about a slot that nobody gives back for a lease."""
+    config = replace(CONFIG, max_concurrent=1)
+    world = World()
+    dead = SlotRecord(holder="dead", writer="beat", took_s=took_s)
+    world.values[KEYS.slot("d", 0)] = encode(dead)
+    dependency = Dependency(world, lasts_s=took_s)
+
+    for name in range(5):
+        waiter = guard(circuit(config=config), call(dependency, collective=True))
+        world.spawn(waiter, name=name)
+    world.run()
+
+    assert LEASE_S <= dependency.calls[0] <= 1.5 * LEASE_S
+    assert max(task.store_operations() for task in world.tasks) <= 60
+
+
 def test_a_store_is_left_alone_while_a_view_is_trusted() -> None:
     """Calls on a trusted view do not each wait for a store that has just not answered."""
     world = World()

@@ -335,6 +335,41 @@ def test_a_share_that_is_used_up_trips_whoever_is_alone(processes: int) -> None:
     assert changes[:1] == ["open"]
 
 
+def test_alone_the_quota_rests_on_the_calls_of_this_process() -> None:
+    """A share of the floor alone would trip whoever makes many calls, of which few fail."""
+    budget = BudgetConfig(retry_floor=1, retry_ratio=0.1, budget_window_s=1000.0)
+    scene = Scene(away=[(1.0, 1e9)])
+    mine = process(budget=budget, processes=1)
+    scene.settled(mine)
+    for number in range(40):
+        scene.call(mine, at_s=40.0 + number)
+    scene.dependency.heals_at_s = scene.world.now_s + 0.005
+
+    for number in range(2):
+        scene.dependency.heals_at_s = scene.world.now_s + 0.005
+        task = scene.call(mine, at_s=scene.world.now_s)
+        assert task.error is None, number
+
+    assert not any(task.emitted(BreakerChanged) for task in scene.world.tasks)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_alone_a_collective_call_waits_for_its_slot_as_ever(seed: int) -> None:
+    """Also where nobody waits for an outage, and the store is asked again meanwhile."""
+    scene = Scene(seed=seed, away=[(1.0, 1e9)])
+    mine = process(processes=16)
+    scene.settled(mine)
+    scene.dependency.lasts_s = 20.0
+    waiting = patience(scene.dependency, when_open="raise")
+
+    first = scene.start(mine, at_s=50.0, collective=True, waiting=waiting)
+    second = scene.start(mine, at_s=50.1, collective=True, waiting=waiting)
+    scene.world.run()
+
+    assert (first.error, second.error) == (None, None)
+    assert scene.dependency.calls[1] >= scene.dependency.calls[0] + 20.0
+
+
 def test_every_dependency_says_when_it_is_the_jobs_again() -> None:
     """One call finds the store back; the others that were alone say so when they are next used."""
     scene = Scene(away=[(10.0, 100.0)])
