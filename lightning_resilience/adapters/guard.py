@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from lightning_resilience.core.admission import AdmissionConfig
-    from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.breaker import BreakerConfig, BreakerView
     from lightning_resilience.core.budget import BudgetConfig
     from lightning_resilience.core.outcome import Classifier
     from lightning_resilience.core.retry import RetryPolicy
@@ -150,12 +150,13 @@ class Guard:
     def _forget(self) -> None:
         # One number says it all: the view is fresh, the circuit closed, and nothing to report.
         self._straight_until_s = NEVER_S
+        self._straight_view: BreakerView | None = None
         self._straight_calls = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Take the options along, and nothing of what this process knows."""
         state = dict(vars(self))
-        del state["_straight_until_s"], state["_straight_calls"]
+        del state["_straight_until_s"], state["_straight_view"], state["_straight_calls"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -214,6 +215,7 @@ class Guard:
         self, function: Callable[..., Any], attempt: Callable[[], R], failed: Exception | None
     ) -> R:
         _refuse_deferred(function)
+        admitted_by = None if failed is None else self._straight_view
         self._straight_until_s = NEVER_S
         if not read_environment().enabled:
             return _straight(attempt, failed)
@@ -233,10 +235,16 @@ class Guard:
             may_go_alone=not options.strict,
             store_patience_s=STORE_PATIENCE_S,
             has_thread=False,
+            admitted_by=admitted_by,
         )
         value: R = place.run(circuit, call)
         if not self._collective:
-            self._straight_until_s = _until_s(circuit)
+            view = circuit.view
+            until_s = _until_s(circuit, view)
+            if until_s > NEVER_S:
+                # Order: first the view, by which a straight call that fails is judged.
+                self._straight_view = view
+            self._straight_until_s = until_s
         return value
 
 
@@ -264,9 +272,9 @@ def _straight(attempt: Callable[[], R], failed: Exception | None) -> R:
     return attempt()
 
 
-def _until_s(circuit: Circuit) -> float:
+def _until_s(circuit: Circuit, view: BreakerView | None) -> float:
     return straight_until_s(
-        circuit.view,
+        view,
         circuit.window,
         circuit.config,
         host=circuit.host,

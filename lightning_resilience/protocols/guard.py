@@ -24,7 +24,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.core.breaker import passes
 from lightning_resilience.core.events import (
@@ -42,11 +42,11 @@ from lightning_resilience.errors import (
     CircuitOpenError,
     ResilienceError,
     RetriesExhaustedError,
-    StoreUnavailableError,
+    StoreError,
 )
 from lightning_resilience.protocols.detour import guide
 from lightning_resilience.protocols.effects import Call, Draw, Emit, Now, Sleep, Voice
-from lightning_resilience.protocols.entry import Terms, admit
+from lightning_resilience.protocols.entry import Entry, Terms, admit
 from lightning_resilience.protocols.recovery import Recovery, recover
 from lightning_resilience.protocols.settlement import give_back, pay, settle
 
@@ -54,15 +54,17 @@ from lightning_resilience.protocols.settlement import give_back, pay, settle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.core.breaker import BreakerView
     from lightning_resilience.core.retry import RetryDecision, RetryPolicy
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
-    from lightning_resilience.protocols.entry import Entry
     from lightning_resilience.protocols.probe import Patience
 
 
 __all__ = ["Guarded", "GuardedCall", "guard"]
+
+T = TypeVar("T")
 
 
 def _nothing() -> None:
@@ -90,6 +92,8 @@ class GuardedCall:
             None takes the policy's ``stall_timeout_s``. For work that cannot mark its progress.
         rebuild: Makes a fresh client, after credentials were refused. Has ``stall_timeout_s``.
         drop_caches: Drops what is cached of the dependency. Has ``stall_timeout_s``.
+        admitted_by: The view that has let the first attempt through already; None where that
+            passes the gate like all others. How it ends says nothing about any later epoch.
     """
 
     work: Callable[[CancelToken], Any]
@@ -104,6 +108,7 @@ class GuardedCall:
     timeout_s: float | None = None
     rebuild: Callable[[], None] = _nothing
     drop_caches: Callable[[], None] = _nothing
+    admitted_by: BreakerView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +172,12 @@ def guard(
     ends_at_s = deadline_at_s(call.policy, state)
     ended = _Ended(outcome=OK)
     while True:
-        try:
-            entry = yield from admit(circuit, _terms(call), deadline_at_s=ends_at_s)
-        except CircuitOpenError as error:
-            error.attempts = state.attempts
-            error.last_error = ended.outcome.error
-            raise error from ended.error
+        entering = _enter(circuit, call, ended, attempts=state.attempts, deadline_at_s=ends_at_s)
+        entry = yield from _caused(ended, entering)
         ended = yield from _attempt(circuit, call, entry)
         yield from _tell(circuit, call, ended, attempt=state.attempts + 1)
-        healthy = yield from settle(circuit, _terms(call), entry, outcome=ended.outcome)
+        settling = settle(circuit, _terms(call), entry, outcome=ended.outcome)
+        healthy = yield from _caused(ended, settling)
         now_s: float = yield Now()
         if ended.error is None:
             elapsed_s = now_s - state.started_at_s
@@ -186,7 +188,8 @@ def guard(
         )
         state = decision.state
         if decision.action is not RetryAction.GIVE_UP:
-            decision = yield from _charge(circuit, call, ended, decision=decision)
+            charging = _charge(circuit, call, ended, decision=decision)
+            decision = yield from _caused(ended, charging)
         if decision.action is RetryAction.GIVE_UP:
             raise (yield from _give_up(circuit, call, ended, decision=decision)) from ended.error
         yield from _prepare(circuit, call, ended, decision=decision)
@@ -204,6 +207,29 @@ def _terms(call: GuardedCall) -> Terms:
 
 def _timeout_s(call: GuardedCall) -> float:
     return call.policy.stall_timeout_s if call.timeout_s is None else call.timeout_s
+
+
+def _enter(
+    circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempts: int, deadline_at_s: float
+) -> Protocol[Entry]:
+    if not attempts and call.admitted_by is not None:
+        return Entry(circuit=circuit, view=call.admitted_by, permit=None)
+    try:
+        return (yield from admit(circuit, _terms(call), deadline_at_s=deadline_at_s))
+    except CircuitOpenError as error:
+        error.attempts = attempts
+        error.last_error = ended.outcome.error
+        raise error from ended.error
+
+
+def _caused(ended: _Ended, inner: Protocol[T]) -> Protocol[T]:
+    """Run ``inner``; where the store fails it, the failure before is the cause."""
+    try:
+        return (yield from inner)
+    except StoreError as error:
+        if ended.error is None:
+            raise
+        raise error from ended.error
 
 
 def _attempt(circuit: Circuit, call: GuardedCall, entry: Entry) -> Protocol[_Ended]:
@@ -237,8 +263,6 @@ def _charge(
     except BudgetExhaustedError as error:
         error.attempts = decision.state.attempts
         error.last_error = ended.outcome.error
-        raise error from ended.error
-    except StoreUnavailableError as error:
         raise error from ended.error
     if granted:
         return decision

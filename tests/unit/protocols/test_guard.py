@@ -22,6 +22,7 @@ from lightning_resilience.errors import (
     CallTimeoutError,
     CircuitOpenError,
     RetriesExhaustedError,
+    StoreUnavailableError,
 )
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.circuit import begin
@@ -35,14 +36,16 @@ from tests.scenes import (
     guarded,
     patience,
     put,
+    record,
     states,
 )
-from tests.scripted_driver import Fault, Interrupt, Task, World
+from tests.scripted_driver import Away, Fault, Interrupt, Task, World
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Effect
 
 
@@ -65,6 +68,7 @@ def attempt(
     *errors: BaseException,
     world: World | None = None,
     hosts: int = 100,
+    mine: Circuit | None = None,
     policy: RetryPolicy = POLICY,
     **options: Any,
 ) -> tuple[Task, Dependency]:
@@ -83,7 +87,7 @@ def attempt(
         return "value"
 
     task = world.spawn(
-        guarded(circuit(hosts=hosts), dependency, policy=policy, work=work, **options)
+        guarded(mine or circuit(hosts=hosts), dependency, policy=policy, work=work, **options)
     )
     world.run()
     return task, dependency
@@ -332,6 +336,48 @@ def test_an_attempt_that_ends_after_others_tripped_does_not_count() -> None:
 
     assert task.error is None
     assert task.result.attempts == 2
+
+
+@pytest.mark.parametrize("state", ["recovering", "open"])
+def test_a_failure_from_before_an_outage_says_nothing_about_its_end(state: str) -> None:
+    """An attempt that an old view let through is a result of that epoch, however late it ends."""
+    world = World()
+    mine = circuit()
+    world.spawn(begin(mine, new_incarnation=True))
+    world.run()
+    before = mine.view
+    put(world, state=state, epoch=9, generation=1, limit=4 if state == "recovering" else 0)
+
+    task, dependency = attempt(
+        ConnectionResetError("old"), world=world, mine=mine, admitted_by=before
+    )
+
+    assert task.result.attempts == 2
+    assert len(dependency.calls) == 2
+    assert "a call failed" not in " ".join(entry.reason for entry in record(world).history)
+    assert states(world)[-1] != "open"
+
+
+@pytest.mark.parametrize("strikes", [fx.Get, fx.MultiGet])
+@pytest.mark.parametrize("patience_s", [None, 0.0])
+def test_a_store_that_goes_away_leaves_the_users_failure_as_the_cause(
+    patience_s: float | None, strikes: type[Effect]
+) -> None:
+    """While a failure is reported, or while its retry asks to be let in again."""
+    world = World()
+
+    def fault(_task: Task, _index: int, effect: Effect) -> Fault | None:
+        return Away() if dependency.calls and isinstance(effect, strikes) else None
+
+    mine = circuit(hosts=100)
+    dependency = Dependency(world, heals_at_s=FOREVER_S)
+    world.fault = fault
+    world.spawn(begin(mine, new_incarnation=True))
+    task = world.spawn(guarded(mine, dependency, store_patience_s=patience_s), at_s=1.0)
+    world.run()
+
+    assert isinstance(task.error, StoreUnavailableError)
+    assert isinstance(task.error.__cause__, ConnectionResetError)
 
 
 def test_the_deadline_bounds_everything() -> None:
