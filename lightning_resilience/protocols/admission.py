@@ -136,7 +136,7 @@ class _Line:
 
 def enter(
     circuit: Circuit, *, operation: str, voice_s: float, deadline_at_s: float
-) -> Protocol[Permit | None]:
+) -> Protocol[tuple[BreakerView, Permit] | None]:
     """Wait for a slot.
 
     Args:
@@ -146,8 +146,8 @@ def enter(
         deadline_at_s: When to give up, on this process's clock.
 
     Returns:
-        The permit; None where the circuit does not let calls through any more, or the deadline has
-        passed: the caller looks at the breaker again.
+        The view by which the slot was claimed, and the permit; None where the circuit does not let
+        calls through any more, or the deadline has passed: the caller looks at the breaker again.
     """
     started_at_s: float = yield Now()
     line = _Line(
@@ -168,7 +168,8 @@ def enter(
         if core.may_try(ahead, limit=view.record.limit, has_waited=line.has_waited):
             permit = yield from _claim(circuit, view, slots, line=line)
             if permit is not None:
-                return permit
+                # Not the circuit's view: another thread may have seen a later epoch since.
+                return view, permit
         now_s: float = yield Now()
         if now_s >= deadline_at_s:
             return None

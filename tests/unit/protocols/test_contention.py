@@ -16,6 +16,7 @@ import pytest
 
 from lightning_resilience.core.breaker import BreakerConfig, initial
 from lightning_resilience.core.events import (
+    BreakerChanged,
     LocalModeEnded,
     LocalModeEntered,
     SlotForgiven,
@@ -26,12 +27,12 @@ from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import SlotRecord, encode
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols import effects as fx
-from lightning_resilience.protocols.circuit import Circuit, begin
+from lightning_resilience.protocols.circuit import Circuit, begin, refresh
 from lightning_resilience.protocols.circuit_memory import Link, give_detour
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.probe import Patience
 from tests.scenes import CONFIG, KEYS, POLICY, Dependency
-from tests.scripted_driver import Away, World
+from tests.scripted_driver import Away, Pause, World
 
 
 if TYPE_CHECKING:
@@ -141,6 +142,41 @@ def test_callers_that_do_not_wait_find_a_dead_holder_too() -> None:
     assert LEASE_S <= task.result <= 1.5 * LEASE_S
     assert "All 1 slots" in str(refused[0])
     assert [event.slot for event in task.emitted(SlotForgiven)] == [0]
+
+
+def test_what_another_thread_has_seen_since_is_not_what_let_a_call_in() -> None:
+    """A failure of the epoch that let it in does not halve the ramp of a later one."""
+    world = World()
+    mine = circuit()
+    dependency = Dependency(world, heals_at_s=5.0)
+    world.spawn(begin(mine, new_incarnation=True))
+    world.run()
+    seen: list[int] = []
+
+    def fail_once() -> ConnectionResetError:
+        dependency.heals_at_s = 0.0
+        return ConnectionResetError("reset by peer")
+
+    dependency.error = fail_once
+
+    def overtake() -> None:
+        begin_to_recover(world)
+        world.spawn(refresh(mine), name=1)
+
+    def fault(task: Task, _index: int, effect: Effect) -> Fault | None:
+        if task.name or seen or not isinstance(effect, fx.CompareAndSet):
+            return None
+        seen.append(1)
+        world.at(world.now_s + 0.1, overtake)
+        return Pause(1.0)
+
+    world.fault = fault
+    task = world.spawn(guard(mine, call(dependency, collective=True)))
+    world.run()
+
+    assert task.error is None
+    assert seen
+    assert not [event for event in task.emitted(BreakerChanged) if "failed" in event.reason]
 
 
 # --- a store that was away -------------------------------------------------------------------
