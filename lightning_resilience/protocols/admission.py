@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core import admission as core, breaker
 from lightning_resilience.core.admission import Slot
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven
+from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
 from lightning_resilience.errors import StoreUnavailableError
@@ -315,7 +316,9 @@ def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
         )
     )
     permit.is_lost = True
-    for _ in range(_LEAVING_TRIES - 1):
+    # Whoever was interrupted does not wait for one answer after the other: the lease does the rest.
+    tries = 1 if outcome.failure is FailureClass.CANCELLED else _LEAVING_TRIES
+    for _ in range(tries - 1):
         with suppress(StoreUnavailableError):
             yield from _give_back(permit, free)
             return

@@ -107,6 +107,8 @@ def _create(circuit: Circuit) -> Protocol[bytes]:
     else:
         seen = circuit.view.record
         yield Emit(RecordVanished(key=circuit.key, epoch=seen.epoch))
+        # The slots are gone with it.
+        circuit.has_slots = False
         record = breaker.rebuilt(seen, store_id=store_id, writer=writer)
     written = yield from create(circuit.key, encode(record))
     return written.raw

@@ -460,6 +460,22 @@ def test_a_store_that_comes_back_empty_is_rebuilt_at_a_higher_epoch() -> None:
     assert task.result.value == "done"
 
 
+def test_a_recovery_after_the_store_came_back_empty_makes_the_slots_anew() -> None:
+    """Keys that are not there cannot be read in one round trip, and all come back at once."""
+    scene = Scene(heals_at_s=5.0)
+    mine = process()
+    scene.settled(mine)
+    scene.call(mine)
+    slots = [KEYS.slot(DEPENDENCY, index) for index in range(CONFIG.max_concurrent)]
+    assert all(key in scene.world.values for key in slots)
+
+    lose_all(scene.world)
+    scene.dependency.heals_at_s = scene.world.now_s + 15.0
+    scene.call(mine, at_s=scene.world.now_s + 10.0)
+
+    assert all(key in scene.world.values for key in slots)
+
+
 def test_the_second_time_alone_begins_anew() -> None:
     """What was decided alone before is over: the state is the job's last, at a later own epoch."""
     scene = Scene(away=[(10.0, 60.0), (105.0, 1e9)], heals_at_s=62.0)
