@@ -653,6 +653,23 @@ def test_an_isolated_host_probes_in_full_also_after_it_was_alone() -> None:
     assert task.result.value == "done"
 
 
+def test_who_rejoins_hands_in_no_result_for_an_epoch_that_others_have_seen() -> None:
+    """Its call was let in by its own circuit: the ramp of the job is not moved by it."""
+    scene = Scene()
+    mine = process(hosts=8)
+    scene.settled(mine)
+    assert mine.detour is not None
+    mine.detour.is_isolated = True
+    put(scene.world, state="recovering", epoch=9, generation=1, limit=4)
+    scene.world.spawn(refresh(mine))
+    scene.world.run()
+
+    task = scene.call(mine)
+
+    assert task.emitted(HostRejoined)
+    assert (record(scene.world).epoch, record(scene.world).limit) == (9, 4)
+
+
 def test_who_has_rejoined_follows_the_job_again() -> None:
     """Its next call, by a view that is too old, reads the shared record and says nothing."""
     went = isolation(2, ill_until_s=30.0)

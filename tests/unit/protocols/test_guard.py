@@ -17,10 +17,12 @@ from lightning_resilience.core.events import (
     RetryScheduled,
 )
 from lightning_resilience.core.outcome import with_user_classifier
+from lightning_resilience.core.records import SlotRecord, decode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import (
     CallTimeoutError,
     CircuitOpenError,
+    CorruptRecordError,
     RetriesExhaustedError,
     StoreUnavailableError,
 )
@@ -30,6 +32,7 @@ from lightning_resilience.protocols.probe import Patience
 from tests.scenes import (
     CONFIG,
     DEPENDENCY,
+    KEYS,
     POLICY,
     Dependency,
     circuit,
@@ -45,6 +48,7 @@ from tests.scripted_driver import Away, Fault, Interrupt, Task, World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Effect
 
@@ -378,6 +382,34 @@ def test_a_store_that_goes_away_leaves_the_users_failure_as_the_cause(
 
     assert isinstance(task.error, StoreUnavailableError)
     assert isinstance(task.error.__cause__, ConnectionResetError)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_record_that_does_not_decode_costs_no_result(fails: bool) -> None:  # noqa: FBT001 - data
+    """A call that succeeded returns; one that failed says so below what is wrong with the store."""
+    world = World()
+    mine = circuit()
+    world.spawn(begin(mine, new_incarnation=True))
+    world.run()
+    put(world, state="recovering", epoch=9, generation=1, limit=4)
+
+    def work(_token: CancelToken) -> str:
+        world.values[KEYS.breaker(DEPENDENCY)] = b"not a record"
+        if fails:
+            raise ConnectionResetError("reset by peer")
+        return "value"
+
+    task = world.spawn(guarded(mine, Dependency(world), work=work), at_s=10.0)
+    world.run()
+
+    keys = [KEYS.slot(DEPENDENCY, index) for index in range(CONFIG.max_concurrent)]
+    (raw,) = [world.values[key] for key in keys if key in world.values]
+    assert decode(SlotRecord, raw, key="slot").holder == ""
+    if fails:
+        assert isinstance(task.error, CorruptRecordError)
+        assert isinstance(task.error.__cause__, ConnectionResetError)
+    else:
+        assert task.result.value == "value"
 
 
 def test_the_deadline_bounds_everything() -> None:
