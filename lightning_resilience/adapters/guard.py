@@ -223,7 +223,7 @@ class Guard:
         place = standalone(options.store, run_id=options.run_id)
         circuit = place.circuit(self._name, options, hosts=self._hosts)
         # The closed path has counted them; the budget's share rests on all calls.
-        circuit.ledger.calls += self._straight_calls
+        circuit.note_calls(self._straight_calls, now_s=monotonic_s())
         self._straight_calls = 0
         call = GuardedCall(
             work=_Attempts(attempt, failed),

@@ -15,7 +15,6 @@ ticket and a wait. Waiting writes nothing but the ticket, so whoever gives up le
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +52,8 @@ __all__ = ["Permit", "enter", "leave", "look"]
 
 # An answer that was lost may have been executed, and then the second try is what tells.
 _LEAVING_TRIES: Final = 3
+# But a store that takes its whole timeout is away, and whoever has its result does not wait for it.
+_LEAVING_S: Final = 1.0
 
 
 class Permit(Renewal):
@@ -318,11 +319,15 @@ def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
     permit.is_lost = True
     # Whoever was interrupted does not wait for one answer after the other: the lease does the rest.
     tries = 1 if outcome.failure is FailureClass.CANCELLED else _LEAVING_TRIES
-    for _ in range(tries - 1):
-        with suppress(StoreUnavailableError):
+    for left in reversed(range(tries)):
+        try:
             yield from _give_back(permit, free)
+        except StoreUnavailableError:
+            failed_at_s: float = yield Now()
+            if not left or failed_at_s - now_s > _LEAVING_S:
+                raise
+        else:
             return
-    yield from _give_back(permit, free)
 
 
 def _give_back(permit: Permit, free: bytes) -> Protocol[None]:

@@ -167,7 +167,7 @@ def guard(
     """
     if started_at_s is None:
         started_at_s = yield Now()
-    circuit.note_call(now_s=started_at_s)
+    circuit.note_calls(1, now_s=started_at_s)
     state = RetryState(started_at_s=started_at_s)
     ends_at_s = deadline_at_s(call.policy, state)
     ended = _Ended(outcome=OK)

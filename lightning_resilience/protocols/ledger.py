@@ -72,11 +72,11 @@ class Ledger:
         self.charge = lease.observe(self.charge, (*bucket, record.retries[0]), now_s=now_s)
         return now_s - self.bucket.first_seen_at_s, now_s - self.charge.first_seen_at_s
 
-    def note_call(self, *, now_s: float) -> None:
-        """Count a call."""
+    def note_calls(self, calls: int, *, now_s: float) -> None:
+        """Count calls."""
         if self.told_at_s is None:
             self.told_at_s = now_s
-        self.calls += 1
+        self.calls += calls
 
     def take_untold(self, *, now_s: float) -> Untold:
         """Take the calls that the job's budget does not know yet, in order to tell them.
