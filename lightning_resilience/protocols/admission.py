@@ -320,18 +320,20 @@ def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
     # Whoever was interrupted does not wait for one answer after the other: the lease does the rest.
     tries = 1 if outcome.failure is FailureClass.CANCELLED else _LEAVING_TRIES
     for left in reversed(range(tries)):
-        try:
-            yield from _give_back(permit, free)
-        except StoreUnavailableError:
-            failed_at_s: float = yield Now()
-            if not left or failed_at_s - now_s > _LEAVING_S:
-                raise
-        else:
+        error = yield from _give_back(permit, free)
+        if error is None:
             return
+        failed_at_s: float = yield Now()
+        if not left or failed_at_s - now_s > _LEAVING_S:
+            raise error
 
 
-def _give_back(permit: Permit, free: bytes) -> Protocol[None]:
-    for expected in permit.expectations():
-        written = yield from write(permit.key, expected, free)
-        if written.won:
-            return
+def _give_back(permit: Permit, free: bytes) -> Protocol[StoreUnavailableError | None]:
+    try:
+        for expected in permit.expectations():
+            written = yield from write(permit.key, expected, free)
+            if written.won:
+                break
+    except StoreUnavailableError as error:
+        return error
+    return None
