@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.callback import ResilienceCallback
     from lightning_resilience.adapters.lightning.resilient_io import ResilientCheckpointIO
     from lightning_resilience.core.admission import AdmissionConfig
-    from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.breaker_config import BreakerConfig
     from lightning_resilience.core.budget import BudgetConfig
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.errors import (
@@ -62,7 +62,7 @@ __all__ = [
 
 _HOMES: Final = {
     "AdmissionConfig": "lightning_resilience.core.admission",
-    "BreakerConfig": "lightning_resilience.core.breaker",
+    "BreakerConfig": "lightning_resilience.core.breaker_config",
     "BudgetConfig": "lightning_resilience.core.budget",
     "Guard": "lightning_resilience.adapters.guard",
     "ResilienceCallback": "lightning_resilience.adapters.lightning.callback",

@@ -17,7 +17,6 @@ Everything here raises ``ConfigError`` before training starts; nothing here has 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import os
 import re
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from lightning_resilience.core.admission import AdmissionConfig
-from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.retry import RetryPolicy
@@ -245,6 +244,8 @@ def refuse_unknown(owner: str, options: Mapping[str, object], *, allowed: Sequen
     unknown = [name for name in options if name not in allowed]
     if not unknown:
         return
+    import difflib  # noqa: PLC0415 - for a mistake only
+
     name = str(unknown[0])
     nearest = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
     hint = f" Did you mean {nearest[0]!r}?" if nearest else ""

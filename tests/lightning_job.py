@@ -88,7 +88,7 @@ class Job:
     options: Mapping[str, Any] | None = field(default_factory=dict)
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
-    group_timeout_s: float = 4.0
+    group_timeout_s: float = 6.0
     ranks: int = 2
     before: Callable[[Any], None] | None = None
     home: str = "lightning.pytorch"

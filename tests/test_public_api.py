@@ -59,6 +59,15 @@ def test_heavy_libraries_stay_out(code: str) -> None:
     assert not loaded.intersection(HEAVY)
 
 
+def test_a_guard_loads_no_more_than_it_needs() -> None:
+    """Its class comes without any framework, and without the protocols that its calls need."""
+    loaded = modules_after("from lightning_resilience import Guard\nGuard('x')")
+
+    assert "lightning_resilience.adapters.guard" in loaded
+    assert not loaded.intersection((*HEAVY, "asyncio", "typer"))
+    assert "lightning_resilience.runtime.driver" not in loaded
+
+
 def test_the_import_is_cheap() -> None:
     """Importing the package costs under 50 ms more than importing msgspec, at the best of five."""
     code = (

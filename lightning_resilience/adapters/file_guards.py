@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fsspec.core import has_magic
 
+from lightning_resilience.adapters.guard_options import check_travels
 from lightning_resilience.adapters.guarded_call import working_for
 from lightning_resilience.adapters.guarded_open import object_store
 from lightning_resilience.adapters.object_store import find_info, protocols, strip_protocol
@@ -29,9 +30,6 @@ from lightning_resilience.adapters.storage import (
 )
 from lightning_resilience.core.outcome import operation_class, with_user_classifier
 from lightning_resilience.core.waiting import VOICE_S
-from lightning_resilience.errors import (
-    ConfigError,
-)
 from lightning_resilience.protocols.guard import GuardedCall
 from lightning_resilience.protocols.probe import Patience
 
@@ -70,12 +68,7 @@ class FileGuard:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Take the options along; the guard works with what the other process has."""
-        if not isinstance(self.options.store, str | None):
-            message = (
-                f"store is {self.options.store!r}, which belongs to this process; a filesystem "
-                "that is sent to another names its store by a URL tcp://HOST:PORT."
-            )
-            raise ConfigError(message)
+        check_travels(self.options, what="a filesystem")
         return FileGuard, (self.options,)
 
     def __call__(  # noqa: PLR0917 - a Runner

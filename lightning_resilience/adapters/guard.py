@@ -9,23 +9,28 @@ protocol (``protocols.guard``).
 
 from __future__ import annotations
 
+import copy
 import functools
-import inspect
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
-from lightning_resilience.adapters.guard_options import OPTIONS, guard_options
-from lightning_resilience.adapters.standalone import STORE_PATIENCE_S, standalone
+from lightning_resilience.adapters.blocking import (
+    DEFERRED,
+    refuse_deferred,
+    refuse_deferred_result,
+)
+from lightning_resilience.adapters.guard_options import (
+    OPTIONS,
+    FunctionOptions,
+    check_travels,
+    guard_options,
+)
 from lightning_resilience.config import read_environment, refuse_unknown
-from lightning_resilience.core.fast_path import NEVER_S, straight_until_s
-from lightning_resilience.core.outcome import with_user_classifier
+from lightning_resilience.core.evidence import without_credentials
 from lightning_resilience.core.validation import check_choice, check_kind, check_whole
-from lightning_resilience.core.waiting import VOICE_S
 from lightning_resilience.errors import ConfigError
-from lightning_resilience.protocols.detour import guide
-from lightning_resilience.protocols.guard import GuardedCall
-from lightning_resilience.protocols.probe import Patience
+from lightning_resilience.protocols.shortcut import Shortcut
 from lightning_resilience.runtime.system import monotonic_s
 
 
@@ -35,12 +40,12 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from lightning_resilience.core.admission import AdmissionConfig
-    from lightning_resilience.core.breaker import BreakerConfig, BreakerView
+    from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.breaker_record import BreakerView
     from lightning_resilience.core.budget import BudgetConfig
     from lightning_resilience.core.outcome import Classifier
     from lightning_resilience.core.retry import RetryPolicy
-    from lightning_resilience.ports import CancelToken, SharedStore
-    from lightning_resilience.protocols.circuit import Circuit
+    from lightning_resilience.ports import SharedStore
 
 
 __all__ = ["Guard"]
@@ -48,8 +53,10 @@ __all__ = ["Guard"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What makes a function whose call does not do its work, but returns what will.
-_DEFERRED: Final = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_OWN_OPTIONS: Final = ("dependency", "operation", "collective", "probe", "hosts")
+# Up to the last @ of the part that names the host; a password may hold a slash although it must
+# not, and then the part seems to end in a port that is none.
+_USER: Final = re.compile(r"(?<=://)(?:[^/?#]*@|[^/?#:@]*:(?![0-9]*[/?#])[^@]*@)")
 
 
 class Guard:
@@ -94,8 +101,9 @@ class Guard:
     Note:
         Any thread and rank may call; no call is a collective. The function runs in the caller's
         thread and is never abandoned: give it a timeout of its own, shorter than the process
-        group's where the others wait for it in a collective. A guard may be pickled; its state
-        belongs to the process, and a forked child begins anew.
+        group's where the others wait for it in a collective. A guard may be copied, and pickled
+        unless its store is an object; its state belongs to the process, and a forked child makes
+        its own connection.
 
     Example:
         >>> from lightning_resilience import Guard
@@ -129,40 +137,57 @@ class Guard:
         **unknown: NoReturn,
     ) -> None:
         refuse_unknown("Guard", unknown, allowed=(*OPTIONS, *_OWN_OPTIONS))
-        self._name = f"{_checked_name(dependency)}:{operation}"
+        name = f"{_checked_name(dependency)}:{operation}"
         check_choice("operation", operation, choices=("read", "write"))
-        given = {name: value for name, value in locals().items() if name in OPTIONS}
-        self._options = guard_options(given)
+        common = guard_options(
+            {
+                "retry": retry,
+                "budget": budget,
+                "breaker": breaker,
+                "admission": admission,
+                "store": store,
+                "run_id": run_id,
+                "classify": classify,
+                "when_open": when_open,
+                "strict": strict,
+            }
+        )
         check_kind("collective", collective, fits=isinstance(collective, bool), allowed="a bool")
         check_kind("probe", probe, fits=callable(probe), allowed="a function without arguments")
         if hosts is not None:
             check_whole("hosts", hosts, minimum=1)
-        self._collective = collective
-        self._hosts = hosts
-        self._patience = Patience(
-            probe=partial(_probe, probe),
-            classify=partial(with_user_classifier(classify), reading=operation == "read"),
-            when_open=when_open,
-            voice_s=VOICE_S,
+        self._options = FunctionOptions(
+            name=name,
+            operation=operation,
+            common=common,
+            collective=bool(collective),
+            probe=probe,
+            hosts=hosts,
         )
-        self._forget()
-
-    def _forget(self) -> None:
-        # One number says it all: the view is fresh, the circuit closed, and nothing to report.
-        self._straight_until_s = NEVER_S
-        self._straight_view: BreakerView | None = None
-        self._straight_calls = 0
+        self._shortcut = Shortcut()
 
     def __getstate__(self) -> dict[str, Any]:
         """Take the options along, and nothing of what this process knows."""
+        check_travels(self._options.common, what="a guard")
         state = dict(vars(self))
-        del state["_straight_until_s"], state["_straight_view"], state["_straight_calls"]
+        del state["_shortcut"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Begin anew with the options."""
         self.__dict__.update(state)
-        self._forget()
+        self._shortcut = Shortcut()
+
+    def __copy__(self) -> Guard:
+        """Return a guard with the same options, which shares what guards of a process share."""
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(vars(self))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guard:
+        """Return a copy: the options do not change, and a store is not doubled."""
+        del memo
+        return copy.copy(self)
 
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call ``function`` under the guard.
@@ -188,14 +213,21 @@ class Guard:
             ConfigError: ``function`` is a coroutine or generator function, or what the environment
                 says of the store is not allowed.
         """
-        if monotonic_s() < self._straight_until_s:
-            self._straight_calls += 1
+        # The decorator has the same lines: a call of one from the other would double their cost.
+        shortcut = self._shortcut
+        passage = shortcut.passage
+        if monotonic_s() < passage.until_s:
             try:
-                return function(*args, **kwargs)
+                value = function(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - the first attempt of a series
-                failed = error
-            return self._guarded(function, partial(function, *args, **kwargs), failed)
-        return self._guarded(function, partial(function, *args, **kwargs), None)
+                made = Made(error, passage.view)
+            else:
+                shortcut.calls += 1
+                if type(value) in DEFERRED:
+                    refuse_deferred_result(function, value)
+                return value
+            return self._series(function, args, kwargs, made=made)
+        return self._series(function, args, kwargs)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return ``function`` with every call of it under the guard.
@@ -203,103 +235,90 @@ class Guard:
         Raises:
             ConfigError: It is a coroutine function or a generator function.
         """
-        _refuse_deferred(function)
+        refuse_deferred(function)
 
         @functools.wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            return self.call(function, *args, **kwargs)
+            shortcut = self._shortcut
+            passage = shortcut.passage
+            if monotonic_s() < passage.until_s:
+                try:
+                    value = function(*args, **kwargs)
+                except Exception as error:  # noqa: BLE001 - the first attempt of a series
+                    made = Made(error, passage.view)
+                else:
+                    shortcut.calls += 1
+                    if type(value) in DEFERRED:
+                        refuse_deferred_result(function, value)
+                    return value
+                return self._series(function, args, kwargs, made=made)
+            return self._series(function, args, kwargs)
 
         return guarded
 
-    def _guarded(
-        self, function: Callable[..., Any], attempt: Callable[[], R], failed: Exception | None
+    def _series(
+        self,
+        function: Callable[..., R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        made: Made | None = None,
     ) -> R:
-        _refuse_deferred(function)
-        admitted_by = None if failed is None else self._straight_view
-        self._straight_until_s = NEVER_S
-        if not read_environment().enabled:
-            return _straight(attempt, failed)
-        options = self._options
-        place = standalone(options.store, run_id=options.run_id)
-        circuit = place.circuit(self._name, options, hosts=self._hosts)
-        # The closed path has counted them; the budget's share rests on all calls.
-        circuit.note_calls(self._straight_calls, now_s=monotonic_s())
-        self._straight_calls = 0
-        call = GuardedCall(
-            work=_Attempts(attempt, failed),
-            operation="call",
-            target=getattr(function, "__qualname__", type(function).__name__),
-            policy=options.retry,
-            patience=self._patience,
-            collective=self._collective,
-            may_go_alone=not options.strict,
-            store_patience_s=STORE_PATIENCE_S,
-            has_thread=False,
-            admitted_by=admitted_by,
+        refuse_deferred(function)
+        attempt = partial(function, *args, **kwargs)
+        if read_environment().enabled:
+            value = self._guarded(function, attempt, made=made)
+        else:
+            value = _unguarded(attempt, made)
+        if type(value) in DEFERRED:
+            refuse_deferred_result(function, value)
+        return value
+
+    def _guarded(
+        self, function: Callable[..., R], attempt: Callable[[], R], *, made: Made | None
+    ) -> R:
+        from lightning_resilience.adapters.guarded_function import (  # noqa: PLC0415 - with the first call
+            Series,
         )
-        value: R = place.run(circuit, call)
-        if not self._collective:
-            view = circuit.view
-            until_s = _until_s(circuit, view)
-            if until_s > NEVER_S:
-                # Order: first the view, by which a straight call that fails is judged.
-                self._straight_view = view
-            self._straight_until_s = until_s
+
+        series = Series(self._options, function, attempt=attempt, made=made)
+        if not self._options.collective:
+            self._shortcut = series.shortcut
+        value: R = series.run()
         return value
 
 
-_OWN_OPTIONS: Final = ("dependency", "operation", "collective", "probe", "hosts")
+class Made:
+    """A first attempt that went straight and failed.
+
+    Args:
+        error: How it failed.
+        view: The view on which it went.
+    """
+
+    __slots__ = ("_error", "view")
+
+    def __init__(self, error: Exception, view: BreakerView | None) -> None:
+        self._error: Exception | None = error
+        self.view = view
+
+    def raise_error(self) -> None:
+        """Raise the error the first time, and keep nothing of it.
+
+        The frames through which it passes know of this object, and its traceback of them.
+        """
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
 
 
-class _Attempts:
-    """The function's attempts; the first may have been made on the closed path already."""
-
-    def __init__(self, attempt: Callable[[], Any], failed: Exception | None) -> None:
-        self._attempt = attempt
-        self._failed = failed
-
-    def __call__(self, token: CancelToken) -> Any:
-        del token  # nobody abandons what runs in the caller's own thread
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
-        return self._attempt()
-
-
-def _straight(attempt: Callable[[], R], failed: Exception | None) -> R:
-    if failed is not None:
-        raise failed
+def _unguarded(attempt: Callable[[], R], made: Made | None) -> R:
+    if made is not None:
+        made.raise_error()
     return attempt()
-
-
-def _until_s(circuit: Circuit, view: BreakerView | None) -> float:
-    return straight_until_s(
-        view,
-        circuit.window,
-        circuit.config,
-        host=circuit.host,
-        is_alone=guide(circuit) is not circuit,
-    )
-
-
-def _probe(probe: Callable[[], Any] | None, token: CancelToken) -> None:
-    del token
-    if probe is not None:
-        probe()
-
-
-def _refuse_deferred(function: Callable[..., Any]) -> None:
-    inner: Any = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    code = getattr(inner, "__code__", None)
-    if code is not None and code.co_flags & _DEFERRED:
-        message = (
-            f"{getattr(inner, '__qualname__', inner)!r} is a coroutine or generator function: its "
-            "call returns before the work is done, and that is what would be guarded. Guard the "
-            "blocking function that does the work."
-        )
-        raise ConfigError(message)
 
 
 def _checked_name(dependency: object) -> str:
@@ -310,4 +329,4 @@ def _checked_name(dependency: object) -> str:
             "same in every process, for example https://models.example."
         )
         raise ConfigError(message)
-    return re.sub(r"(?<=://)[^/@]*@", "", str(dependency))
+    return without_credentials(_USER.sub("", str(dependency)))

@@ -9,28 +9,30 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.config import build, check_relations, check_store
 from lightning_resilience.core.admission import AdmissionConfig
-from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.core.validation import check_choice, check_kind
+from lightning_resilience.errors import ConfigError
 from lightning_resilience.ports import SharedStore
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from torch.distributed import Store
 
     from lightning_resilience.core.outcome import Classifier
 
 
-__all__ = ["OPTIONS", "GuardOptions", "guard_options"]
+__all__ = ["OPTIONS", "FunctionOptions", "GuardOptions", "check_travels", "guard_options"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,27 @@ class GuardOptions:
     strict: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionOptions:
+    """What a guard of functions knows besides.
+
+    Args:
+        name: Name of the dependency with the operation class, without credentials.
+        operation: ``read`` or ``write``.
+        common: The options that every guard has.
+        collective: Whether all ranks make the calls at the same time.
+        probe: A cheap real operation of the dependency, or None.
+        hosts: Hosts that use the dependency, or None for the launcher's number.
+    """
+
+    name: str
+    operation: str
+    common: GuardOptions
+    collective: bool
+    probe: Callable[[], Any] | None
+    hosts: int | None
+
+
 _CONFIGS: Final[dict[str, type[Any]]] = {
     "retry": RetryPolicy,
     "budget": BudgetConfig,
@@ -83,7 +106,10 @@ def guard_options(given: Mapping[str, Any]) -> GuardOptions:
     """
     options = {name: value for name, value in given.items() if value is not None}
     for name, kind in _CONFIGS.items():
-        options[name] = build(kind, options.get(name))
+        allowed = f"a {kind.__name__} or a mapping of its options"
+        value = options.get(name)
+        check_kind(name, value, fits=isinstance(value, (kind, Mapping)), allowed=allowed)
+        options[name] = build(kind, value)
     checked = GuardOptions(**options)
     check_relations(checked.retry, checked.breaker, JointConfig(), budget=checked.budget)
     check_kind(
@@ -100,6 +126,24 @@ def guard_options(given: Mapping[str, Any]) -> GuardOptions:
     check_choice("when_open", checked.when_open, choices=("wait", "raise"))
     check_kind("strict", checked.strict, fits=isinstance(checked.strict, bool), allowed="a bool")
     return checked
+
+
+def check_travels(options: GuardOptions, *, what: str) -> None:
+    """Refuse to send a guard to another process where its store cannot go.
+
+    Args:
+        options: Its options.
+        what: What is sent, for the error.
+
+    Raises:
+        ConfigError: The store is an object of this process.
+    """
+    if not isinstance(options.store, str | None):
+        message = (
+            f"store is {options.store!r}, which belongs to this process; {what} that is sent to "
+            "another names its store by a URL tcp://HOST:PORT."
+        )
+        raise ConfigError(message)
 
 
 def _is_store(store: object) -> bool:

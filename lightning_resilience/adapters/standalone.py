@@ -16,17 +16,21 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import TYPE_CHECKING, Any
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lightning_resilience.adapters.telemetry import LoggingSink
 from lightning_resilience.config import read_environment
 from lightning_resilience.core.budget import share
 from lightning_resilience.core.detour import own_config
+from lightning_resilience.core.fast_path import passage
 from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import failure_to_raise
 from lightning_resilience.errors import RetriesExhaustedError
 from lightning_resilience.protocols.circuit import Circuit
 from lightning_resilience.protocols.circuit_memory import Limits, Link, give_detour
+from lightning_resilience.protocols.detour import guide
 from lightning_resilience.protocols.guard import guard
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.memory import MemoryStore
@@ -35,9 +39,10 @@ from lightning_resilience.topology import host_name, read_topology
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from lightning_resilience.adapters.guard_options import GuardOptions
+    from lightning_resilience.core.fast_path import Passage
     from lightning_resilience.ports import SharedStore
     from lightning_resilience.protocols.guard import GuardedCall
 
@@ -126,14 +131,21 @@ class Standalone:
             BaseException: The work's own, where repeating is no option; otherwise what
                 ``protocols.guard.guard`` raises.
         """
+        circuit.note_calls(circuit.shortcut.take_calls(), now_s=self.driver.clock.now_s())
         try:
             done = self.driver.run(guard(circuit, call))
         except RetriesExhaustedError as error:
             failure = failure_to_raise(error)
         else:
             return done.value
-        # Outside the handler, which would make its own error this one's context.
-        raise failure
+        finally:
+            circuit.shortcut.passage = _passage(circuit)
+        try:
+            # Outside the handler, which would make its own error this one's context.
+            raise failure
+        finally:
+            # The traceback has this frame, and what the failed call held would outlive it.
+            del failure
 
     def close(self) -> None:
         """Let this thread's helpers and the connection go. Idempotent."""
@@ -141,7 +153,19 @@ class Standalone:
         self.driver.store.close()
 
 
-_known: dict[tuple[int, str, str | None], tuple[Standalone, object]] = {}
+def _passage(circuit: Circuit) -> Passage:
+    return passage(
+        circuit.view,
+        circuit.window,
+        circuit.config,
+        host=circuit.host,
+        is_alone=guide(circuit) is not circuit,
+    )
+
+
+_Key: TypeAlias = tuple[int, str, str | None]
+# With each: whether the store that it was made for is gone, so that its place is free.
+_known: dict[_Key, tuple[Standalone, Callable[[], bool]]] = {}
 
 
 def standalone(store: object, *, run_id: str | None) -> Standalone:
@@ -154,13 +178,41 @@ def standalone(store: object, *, run_id: str | None) -> Standalone:
     Raises:
         ConfigError: As ``Standalone``.
     """
-    named = store if store is not None else _default_group_store()
-    # An object is known by its identity, and kept, so that no other gets the same one.
+    group_store = _default_group_store() if store is None else None
+    named = group_store if store is None else store
     name = named if isinstance(named, str) else f"{type(named).__name__} {id(named)}"
     key = os.getpid(), name, run_id
-    if key not in _known:
-        _known.setdefault(key, (Standalone(store, run_id=run_id), named))
-    return _known[key][0]
+    found = _known.get(key)
+    if found is None or found[1]():
+        _let_go_of_lost()
+        made = Standalone(store, run_id=run_id), _loss_of(store, group_store)
+        found = _known.setdefault(key, made)
+    return found[0]
+
+
+def _loss_of(store: object, group_store: object) -> Callable[[], bool]:
+    if group_store is None:
+        # Kept, so that no other object gets its identity.
+        return partial(_never, store)
+    # Not kept: the group's server lives as long as its store, and holds the group's port.
+    alive = weakref.ref(group_store)
+    return lambda: alive() is None
+
+
+def _never(_kept: object) -> bool:
+    return False
+
+
+def _let_go_of_lost() -> None:
+    for key, (_, is_lost) in list(_known.items()):
+        if key[0] == os.getpid() and is_lost():
+            _close(key)
+
+
+def _close(key: _Key) -> None:
+    found = _known.pop(key, None)
+    if found is not None:
+        found[0].close()
 
 
 def close_connections() -> None:
@@ -168,8 +220,9 @@ def close_connections() -> None:
 
     The next call begins anew, as in a process that has just started.
     """
-    for key in [key for key in _known if key[0] == os.getpid()]:
-        _known.pop(key)[0].close()
+    for key in list(_known):
+        if key[0] == os.getpid():
+            _close(key)
 
 
 def _open(named: Any) -> SharedStore:

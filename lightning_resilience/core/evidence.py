@@ -101,7 +101,7 @@ def _retry_after_headers(exc: BaseException) -> Iterator[Any]:
 
 
 _CREDENTIALS = (
-    (re.compile(r"(?<=://)[^/\s@]+@"), "***@"),
+    (re.compile(r"(?<=://)[^/?#\s]+@"), "***@"),
     (
         re.compile(
             r"(?i)((?:x-amz-(?:signature|credential|security-token)|awsaccesskeyid|signature|sig"

@@ -6,14 +6,17 @@ All is well when the circuit is closed by a view that is fresh, nobody here has 
 vote of this host stands, and the shared breaker is the one that is followed. Then the next call's
 gate would let it through without asking anybody, and its success would have nothing to report.
 Until the view is too old, that stays so.
+
+What such a call reports if it fails belongs to the epoch that let it through, so the view goes with
+the permission.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
-from lightning_resilience.core.window import EMPTY
 
 
 if TYPE_CHECKING:
@@ -22,16 +25,30 @@ if TYPE_CHECKING:
     from lightning_resilience.core.window import Window
 
 
-__all__ = ["NEVER_S", "straight_until_s"]
-
-NEVER_S: Final = float("-inf")
-"""An instant that has always passed."""
+__all__ = ["NO_PASSAGE", "Passage", "passage"]
 
 
-def straight_until_s(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """Leave to go straight.
+
+    Args:
+        until_s: Until when, on this process's clock; by default an instant that has always passed.
+        view: The view that gives it; None where there is none to give it.
+    """
+
+    until_s: float = float("-inf")
+    view: BreakerView | None = None
+
+
+NO_PASSAGE: Final = Passage()
+"""No leave: the gate decides."""
+
+
+def passage(
     view: BreakerView | None, window: Window, config: BreakerConfig, *, host: str, is_alone: bool
-) -> float:
-    """Return until when calls may go straight to their function, on this process's clock.
+) -> Passage:
+    """Return the leave that calls have now.
 
     Args:
         view: What this process knows of the breaker.
@@ -40,8 +57,8 @@ def straight_until_s(
         host: This host.
         is_alone: Whether the process follows a breaker of its own.
     """
-    if view is None or is_alone or window != EMPTY or host in view.record.votes:
-        return NEVER_S
+    if view is None or is_alone or window.failures or host in view.record.votes:
+        return NO_PASSAGE
     if view.record.state != BreakerState.CLOSED.value:
-        return NEVER_S
-    return view.read_at_s + config.view_max_age_s
+        return NO_PASSAGE
+    return Passage(until_s=view.read_at_s + config.view_max_age_s, view=view)

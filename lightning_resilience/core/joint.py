@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lightning_resilience.core.breaker import BreakerState, passes
+from lightning_resilience.core.breaker_record import BreakerState, passes
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
 from lightning_resilience.core.validation import check_choice, check_less, check_seconds, option

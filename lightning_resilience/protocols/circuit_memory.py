@@ -18,6 +18,7 @@ from lightning_resilience.core.budget import BudgetConfig, share
 from lightning_resilience.core.detour import own_config, try_again_s
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.protocols.ledger import Ledger
+from lightning_resilience.protocols.shortcut import Shortcut
 
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Circuit:
         silences: For how long this process has watched each slot not change.
         inherited: Whether this process has never seen the circuit let calls through: then it was
             tripped by an earlier start of the job.
+        shortcut: The way past the gate for calls that nobody has to decide about.
     """
 
     __slots__ = (
@@ -90,6 +92,7 @@ class Circuit:
         "place",
         "probe_share",
         "seen",
+        "shortcut",
         "silences",
         "slot_keys",
         "view",
@@ -128,6 +131,7 @@ class Circuit:
         self.silences: Mapping[int, Silence] = {}
         self.ledger = Ledger(limits.budget)
         self.budget_key = keys.budget(dependency)
+        self.shortcut = Shortcut()
         self.detour: Detour | None = None
         self.probe_share = 1.0
         self.is_own = False

@@ -54,7 +54,7 @@ from lightning_resilience.protocols.settlement import give_back, pay, settle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.core.breaker import BreakerView
+    from lightning_resilience.core.breaker_record import BreakerView
     from lightning_resilience.core.retry import RetryDecision, RetryPolicy
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
@@ -87,13 +87,13 @@ class GuardedCall:
             in a joint operation.
         store_patience_s: How long the shared store may be away, in seconds, before that or before
             the store's error is raised; None leaves the store's failures to the caller.
+        let_through: The view on which the first attempt was made before anybody was asked; ``work``
+            raises its failure. None: the gate comes first.
         has_thread: Whether an attempt runs in a thread of its own, so that it can be abandoned.
         timeout_s: Time without a mark of progress after which an attempt is abandoned, in seconds;
             None takes the policy's ``stall_timeout_s``. For work that cannot mark its progress.
         rebuild: Makes a fresh client, after credentials were refused. Has ``stall_timeout_s``.
         drop_caches: Drops what is cached of the dependency. Has ``stall_timeout_s``.
-        admitted_by: The view that has let the first attempt through already; None where that
-            passes the gate like all others. How it ends says nothing about any later epoch.
     """
 
     work: Callable[[CancelToken], Any]
@@ -104,11 +104,11 @@ class GuardedCall:
     collective: bool = False
     may_go_alone: bool = False
     store_patience_s: float | None = None
+    let_through: BreakerView | None = None
     has_thread: bool = True
     timeout_s: float | None = None
     rebuild: Callable[[], None] = _nothing
     drop_caches: Callable[[], None] = _nothing
-    admitted_by: BreakerView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,25 +195,12 @@ def guard(
         yield from _prepare(circuit, call, ended, decision=decision)
 
 
-def _terms(call: GuardedCall) -> Terms:
-    return Terms(
-        operation=call.operation,
-        patience=call.patience,
-        collective=call.collective,
-        may_go_alone=call.may_go_alone,
-        store_patience_s=call.store_patience_s,
-    )
-
-
-def _timeout_s(call: GuardedCall) -> float:
-    return call.policy.stall_timeout_s if call.timeout_s is None else call.timeout_s
-
-
 def _enter(
     circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempts: int, deadline_at_s: float
 ) -> Protocol[Entry]:
-    if not attempts and call.admitted_by is not None:
-        return Entry(circuit=circuit, view=call.admitted_by, permit=None)
+    if call.let_through is not None and ended.error is None:
+        # Its result belongs to the epoch that let it through, whatever has happened since.
+        return Entry(circuit=circuit, view=call.let_through, permit=None)
     try:
         return (yield from admit(circuit, _terms(call), deadline_at_s=deadline_at_s))
     except CircuitOpenError as error:
@@ -230,6 +217,20 @@ def _caused(ended: _Ended, inner: Protocol[T]) -> Protocol[T]:
         if ended.error is None:
             raise
         raise error from ended.error
+
+
+def _terms(call: GuardedCall) -> Terms:
+    return Terms(
+        operation=call.operation,
+        patience=call.patience,
+        collective=call.collective,
+        may_go_alone=call.may_go_alone,
+        store_patience_s=call.store_patience_s,
+    )
+
+
+def _timeout_s(call: GuardedCall) -> float:
+    return call.policy.stall_timeout_s if call.timeout_s is None else call.timeout_s
 
 
 def _attempt(circuit: Circuit, call: GuardedCall, entry: Entry) -> Protocol[_Ended]:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resuming on storage that fails: all ranks load, or all raise the same error.
 
-The process group's timeout is 4 s, and the outages are longer: a rank that waited in a collective
+The process group's timeout is 6 s, and the outages are longer: a rank that waited in a collective
 would be gone before they end.
 """
 
@@ -43,8 +43,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
 ]
 
-GROUP_TIMEOUT_S = 4.0
-OUTAGE_S = 6.0
+GROUP_TIMEOUT_S = 6.0
+OUTAGE_S = 8.0
 """Longer than the process group's timeout."""
 Jobs: TypeAlias = "dict[str, Running]"
 

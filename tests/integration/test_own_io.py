@@ -410,7 +410,7 @@ def test_on_two_ranks_a_background_write_holds_nobody_up(
     """The outage is longer than the group's timeout; training ends first, and then the write."""
     before = Job(folder=str(tmp_path / "checkpoints"), steps=2, ranks=1, options=None)
     run(make_trainer(before))
-    outage = Rule(operations=("put_file",), error="reset", lasting_s=6.0)
+    outage = Rule(operations=("put_file",), error="reset", lasting_s=8.0)
     plan = FaultPlan.write(
         tmp_path / "plan", outage, Rule(operations=("open",), name="step=2", error="reset", last=2)
     )

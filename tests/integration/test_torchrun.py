@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
 ROOT = Path(__file__).resolve().parents[2]
-OUTAGE_S = 6.0
+OUTAGE_S = 8.0
 LEAVES_S = 15.0
 """Less than the 30 s after which torchrun kills a worker that does not go."""
 

@@ -353,7 +353,7 @@ def test_a_failure_from_before_an_outage_says_nothing_about_its_end(state: str) 
     put(world, state=state, epoch=9, generation=1, limit=4 if state == "recovering" else 0)
 
     task, dependency = attempt(
-        ConnectionResetError("old"), world=world, mine=mine, admitted_by=before
+        ConnectionResetError("old"), world=world, mine=mine, let_through=before
     )
 
     assert task.result.attempts == 2

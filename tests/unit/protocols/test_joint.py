@@ -606,9 +606,9 @@ def test_a_failure_for_good_ends_the_wait_of_the_others(failing: int) -> None:
     dependency = Dependency(world, heals_at_s=1000.0)
 
     def forbidden() -> Protocol[str]:
+        yield fx.Sleep(0.001)
         message = "not yours"
         raise PermissionError(message)
-        yield
 
     def load(rank: int) -> Protocol[Any]:
         mine = circuit(f"host{rank}", hosts=3)

@@ -1,0 +1,71 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a launcher says of a process, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from lightning_resilience.errors import ConfigError
+from lightning_resilience.topology import Topology, read_topology
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Topology()),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1"},
+            Topology(rank=5, world_size=8, hosts=2, host=1),
+        ),
+        (
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_NODEID": "1"},
+            Topology(rank=3, world_size=4, hosts=2, host=1),
+        ),
+        ({"RANK": "1", "SLURM_PROCID": "3", "WORLD_SIZE": "2"}, Topology(rank=1, world_size=2)),
+        ({"RANK": "", "SLURM_PROCID": "3", "SLURM_NTASKS": " 4 "}, Topology(rank=3, world_size=4)),
+        ({"WORLD_SIZE": "  "}, Topology()),
+    ],
+    ids=["no launcher", "torchrun", "slurm", "torchrun under slurm", "empty is unset", "blanks"],
+)
+def test_the_launcher_is_believed(environ: dict[str, str], expected: Topology) -> None:
+    """Variables of torchrun come first, then SLURM's, then one process on one host."""
+    assert read_topology(environ) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("RANK", 0),
+        ("SLURM_PROCID", 0),
+        ("WORLD_SIZE", 1),
+        ("SLURM_NTASKS", 1),
+        ("GROUP_WORLD_SIZE", 1),
+        ("SLURM_NNODES", 1),
+        ("GROUP_RANK", 0),
+        ("SLURM_NODEID", 0),
+    ],
+)
+@pytest.mark.parametrize("value", ["eight", "-1", "1.5", "0x2", "٣", "1" * 10, "2 2"])
+def test_what_is_no_number_is_refused(name: str, least: int, value: str) -> None:
+    """The error names the variable, its value, and what is allowed."""
+    with pytest.raises(ConfigError, match=re.escape(f"{name}={value!r}")) as caught:
+        read_topology({name: value})
+
+    assert f"≥ {least}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "SLURM_NTASKS", "GROUP_WORLD_SIZE", "SLURM_NNODES"])
+def test_a_job_of_no_processes_or_hosts_is_refused(name: str) -> None:
+    """Nothing can be shared out among none."""
+    with pytest.raises(ConfigError, match=f"{name}='0'"):
+        read_topology({name: "0"})
+
+
+def test_this_process_is_asked_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an argument, the variables are those of the process."""
+    monkeypatch.setenv("WORLD_SIZE", "7")
+
+    assert read_topology().world_size == 7
