@@ -131,7 +131,7 @@ class Standalone:
             BaseException: The work's own, where repeating is no option; otherwise what
                 ``protocols.guard.guard`` raises.
         """
-        circuit.ledger.calls += circuit.shortcut.take_calls()
+        circuit.note_calls(circuit.shortcut.take_calls(), now_s=self.driver.clock.now_s())
         try:
             done = self.driver.run(guard(circuit, call))
         except RetriesExhaustedError as error:

@@ -104,6 +104,10 @@ _LOOKS_PER_CALL: Final = 2
 _GROWTH: Final = 1.3
 _MOST_GROWTH: Final = 4.0
 _MOST_GUESSED_GROWTH: Final = 100.0
+# Whoever has looked so often in vain is kept from its turn by something that the pace says nothing
+# about, a holder that is dead or a call that hangs: from then on waits grow whatever the pace.
+_LOOKS_AT_PACE: Final = 12
+_MOST_EXPONENT: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +203,9 @@ def heard(
             first of a call.
         lease_s: Lease of a slot, in seconds.
     """
-    longest_gap_s = max(away_s, lease_s / _LOOKS_PER_LEASE)
+    # Half a lease at most: one look away, in which the store may have been away as well, must not
+    # be a whole lease of silence.
+    longest_gap_s = max(min(away_s, lease_s / 2), lease_s / _LOOKS_PER_LEASE)
     return {
         slot.index: listen(
             silences.get(slot.index),
@@ -307,11 +313,17 @@ def next_look_s(
         finds a dead holder within one and a half leases.
     """
     pace = _FIRST_PACE_S if pace_s is None else pace_s
-    most = _MOST_GUESSED_GROWTH if pace_s is None else _MOST_GROWTH
-    # 1.3 ** 20 is above both caps already, and a large exponent would overflow.
-    growth = min(most, _GROWTH ** min(looks, 20))
+    if pace_s is None:
+        growth = min(_MOST_GUESSED_GROWTH, _power(looks))
+    else:
+        growth = min(_MOST_GROWTH, _power(looks)) * _power(looks - _LOOKS_AT_PACE)
     share_s = min(pace / _LOOKS_PER_CALL * (0.5 + draw) * growth, lease_s / _LOOKS_PER_LEASE)
     queue_s = ahead * pace / slots * (0.95 + 0.05 * draw)
     if is_free:
         queue_s = min(queue_s, share_s * math.log2(2 + ahead))
     return max(queue_s, share_s)
+
+
+def _power(looks: int) -> float:
+    # A larger exponent would overflow, and every wait is at its cap long before.
+    return float(_GROWTH ** max(0, min(looks, _MOST_EXPONENT)))

@@ -15,13 +15,13 @@ ticket and a wait. Waiting writes nothing but the ticket, so whoever gives up le
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core import admission as core, breaker
 from lightning_resilience.core.admission import Slot
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven
+from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
 from lightning_resilience.errors import StoreUnavailableError
@@ -52,6 +52,8 @@ __all__ = ["Permit", "enter", "leave", "look"]
 
 # An answer that was lost may have been executed, and then the second try is what tells.
 _LEAVING_TRIES: Final = 3
+# But a store that takes its whole timeout is away, and whoever has its result does not wait for it.
+_LEAVING_S: Final = 1.0
 
 
 class Permit(Renewal):
@@ -136,7 +138,7 @@ class _Line:
 
 def enter(
     circuit: Circuit, *, operation: str, voice_s: float, deadline_at_s: float
-) -> Protocol[Permit | None]:
+) -> Protocol[tuple[BreakerView, Permit] | None]:
     """Wait for a slot.
 
     Args:
@@ -146,8 +148,8 @@ def enter(
         deadline_at_s: When to give up, on this process's clock.
 
     Returns:
-        The permit; None where the circuit does not let calls through any more, or the deadline has
-        passed: the caller looks at the breaker again.
+        The view by which the slot was claimed, and the permit; None where the circuit does not let
+        calls through any more, or the deadline has passed: the caller looks at the breaker again.
     """
     started_at_s: float = yield Now()
     line = _Line(
@@ -168,7 +170,8 @@ def enter(
         if core.may_try(ahead, limit=view.record.limit, has_waited=line.has_waited):
             permit = yield from _claim(circuit, view, slots, line=line)
             if permit is not None:
-                return permit
+                # Not the circuit's view: another thread may have seen a later epoch since.
+                return view, permit
         now_s: float = yield Now()
         if now_s >= deadline_at_s:
             return None
@@ -314,15 +317,23 @@ def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
         )
     )
     permit.is_lost = True
-    for _ in range(_LEAVING_TRIES - 1):
-        with suppress(StoreUnavailableError):
-            yield from _give_back(permit, free)
+    # Whoever was interrupted does not wait for one answer after the other: the lease does the rest.
+    tries = 1 if outcome.failure is FailureClass.CANCELLED else _LEAVING_TRIES
+    for left in reversed(range(tries)):
+        error = yield from _give_back(permit, free)
+        if error is None:
             return
-    yield from _give_back(permit, free)
+        failed_at_s: float = yield Now()
+        if not left or failed_at_s - now_s > _LEAVING_S:
+            raise error
 
 
-def _give_back(permit: Permit, free: bytes) -> Protocol[None]:
-    for expected in permit.expectations():
-        written = yield from write(permit.key, expected, free)
-        if written.won:
-            return
+def _give_back(permit: Permit, free: bytes) -> Protocol[StoreUnavailableError | None]:
+    try:
+        for expected in permit.expectations():
+            written = yield from write(permit.key, expected, free)
+            if written.won:
+                break
+    except StoreUnavailableError as error:
+        return error
+    return None

@@ -81,8 +81,8 @@ def _ask(circuit: Circuit) -> Protocol[Ruling | None]:
         origin: str = yield Nonce()
         found = (yield from create(key, encode(core.created(origin=origin)))).raw
     now_s: float = yield Now()
-    calls = ledger.untold(now_s=now_s)
     unchanged_s, uncharged_s = ledger.note_record(decode(BudgetRecord, found, key=key), now_s=now_s)
+    untold = ledger.take_untold(now_s=now_s)
     last: list[Ruling] = []
 
     def change(raw: bytes, writer: str) -> bytes | None:
@@ -93,7 +93,7 @@ def _ask(circuit: Circuit) -> Protocol[Ruling | None]:
             record,
             unchanged_s=unchanged_s if seen else 0.0,
             uncharged_s=uncharged_s if seen else 0.0,
-            calls=calls,
+            calls=untold.recent,
             writer=writer,
         )
         last[:] = [ruling]
@@ -105,12 +105,12 @@ def _ask(circuit: Circuit) -> Protocol[Ruling | None]:
         # What was written here is seen from here on, not only from the next time on.
         seen_at_s: float = yield Now()
         ledger.note_record(ruling.record, now_s=seen_at_s)
+    if not (ruling.granted and written.won):
+        ledger.put_back(untold)
     if ruling.granted and not written.won:
         # Others were faster every time, or the store came back empty. That is no denial: also who
         # is not to wait for the budget asks again.
         return replace(ruling, granted=False, wait_s=0.0)
-    if ruling.granted:
-        ledger.tell(now_s=now_s)
     return ruling
 
 

@@ -53,6 +53,7 @@ __all__ = [
     "learn",
     "refresh",
     "report",
+    "withdraw",
 ]
 
 _NEVER_S = float("-inf")
@@ -107,6 +108,8 @@ def _create(circuit: Circuit) -> Protocol[bytes]:
     else:
         seen = circuit.view.record
         yield Emit(RecordVanished(key=circuit.key, epoch=seen.epoch))
+        # The slots are gone with it.
+        circuit.has_slots = False
         record = breaker.rebuilt(seen, store_id=store_id, writer=writer)
     written = yield from create(circuit.key, encode(record))
     return written.raw
@@ -274,11 +277,9 @@ def report(
         return
     recovering = view.record.state == BreakerState.RECOVERING.value
     if outcome.ok:
-        circuit.window = window.record_success(circuit.window)
+        yield from withdraw(circuit)
         if recovering:
             yield from apply(circuit, AttemptSucceeded(epoch=epoch, store_id=store_id))
-        elif circuit.host in view.record.votes:
-            yield from apply(circuit, VoteDropped(host=circuit.host))
     elif outcome.counts:
         if recovering:
             failed = AttemptFailed(epoch=epoch, reason=outcome.error, store_id=store_id)
@@ -288,6 +289,17 @@ def report(
         if circuit.view is not None:
             # After a failure the next call reads again, however young the view is.
             circuit.view = replace(circuit.view, read_at_s=_NEVER_S)
+
+
+def withdraw(circuit: Circuit) -> Protocol[None]:
+    """Withdraw this host's vote, because a call of it has succeeded.
+
+    Args:
+        circuit: What this process remembers.
+    """
+    circuit.window = window.record_success(circuit.window)
+    if circuit.view is not None and circuit.host in circuit.view.record.votes:
+        yield from apply(circuit, VoteDropped(host=circuit.host))
 
 
 def _note_failure(

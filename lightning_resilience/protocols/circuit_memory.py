@@ -141,6 +141,12 @@ class Circuit:
         max_age_s = self.config.view_max_age_s
         return breaker.is_fresh(self.view, max_age_s=max_age_s, now_s=now_s)
 
+    def note_calls(self, calls: int, *, now_s: float) -> None:
+        """Count calls for the retry budget: the job's, and the own one, should that be needed."""
+        self.ledger.note_calls(calls, now_s=now_s)
+        if self.detour is not None:
+            self.detour.circuit.ledger.note_calls(calls, now_s=now_s)
+
 
 class Link:
     """Whether the shared store answers this process; one for all its circuits. Any thread.

@@ -24,10 +24,9 @@ from lightning_resilience.core.events import (
     LocalModeEntered,
     ViewTrusted,
 )
-from lightning_resilience.core.outcome import OK
 from lightning_resilience.core.records import encode
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.circuit import refresh, report
+from lightning_resilience.protocols.circuit import refresh, withdraw
 from lightning_resilience.protocols.effects import (
     Add,
     CompareAndSet,
@@ -297,9 +296,8 @@ def rejoin(circuit: Circuit) -> Protocol[None]:
         return
     detour.is_isolated = False
     yield Emit(HostRejoined(dependency=circuit.dependency, host=circuit.host))
-    # The vote of this host no longer stands; where the store is away, it lapses by itself.
-    if circuit.view is not None:
-        yield from report(circuit, OK, epoch=circuit.view.record.epoch)
+    # Where the store is away, the vote lapses by itself. It is no result of the shared circuit.
+    yield from withdraw(circuit)
 
 
 def _seed(detour: Detour, state: BreakerState, *, reason: str) -> Protocol[None]:

@@ -96,7 +96,8 @@ def admit(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[E
             yield from lose(circuit, error)
         except CircuitOpenError:
             now_s: float = yield Now()
-            if terms.patience.when_open == "raise" or now_s >= deadline_at_s:
+            refused = terms.patience.when_open == "raise" and now_s < until
+            if refused or now_s >= deadline_at_s:
                 raise
 
 
@@ -129,14 +130,15 @@ def _through(
         waits = core.waits_for_slot(
             view.record, collective=terms.collective, when_open=terms.patience.when_open
         )
-        permit = yield from enter(
+        entered = yield from enter(
             circuit,
             operation=terms.operation,
             voice_s=terms.patience.voice_s,
             deadline_at_s=deadline_at_s if waits else now_s,
         )
-        if permit is not None:
-            return Entry(circuit=circuit, view=circuit.view or view, permit=permit)
+        if entered is not None:
+            view, permit = entered
+            return Entry(circuit=circuit, view=view, permit=permit)
         now_s = yield Now()
         view = circuit.view or view
         if passes(view.record) and (not waits or now_s >= deadline_at_s):

@@ -24,7 +24,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.core.breaker import passes
 from lightning_resilience.core.events import (
@@ -42,7 +42,7 @@ from lightning_resilience.errors import (
     CircuitOpenError,
     ResilienceError,
     RetriesExhaustedError,
-    StoreUnavailableError,
+    StoreError,
 )
 from lightning_resilience.protocols.detour import guide
 from lightning_resilience.protocols.effects import Call, Draw, Emit, Now, Sleep, Voice
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Guarded", "GuardedCall", "guard"]
+
+T = TypeVar("T")
 
 
 def _nothing() -> None:
@@ -165,20 +167,17 @@ def guard(
     """
     if started_at_s is None:
         started_at_s = yield Now()
-    circuit.ledger.note_call(now_s=started_at_s)
+    circuit.note_calls(1, now_s=started_at_s)
     state = RetryState(started_at_s=started_at_s)
     ends_at_s = deadline_at_s(call.policy, state)
     ended = _Ended(outcome=OK)
     while True:
-        try:
-            entry = yield from _enter(circuit, call, ended, deadline_at_s=ends_at_s)
-        except CircuitOpenError as error:
-            error.attempts = state.attempts
-            error.last_error = ended.outcome.error
-            raise error from ended.error
+        entering = _enter(circuit, call, ended, attempts=state.attempts, deadline_at_s=ends_at_s)
+        entry = yield from _caused(ended, entering)
         ended = yield from _attempt(circuit, call, entry)
         yield from _tell(circuit, call, ended, attempt=state.attempts + 1)
-        healthy = yield from settle(circuit, _terms(call), entry, outcome=ended.outcome)
+        settling = settle(circuit, _terms(call), entry, outcome=ended.outcome)
+        healthy = yield from _caused(ended, settling)
         now_s: float = yield Now()
         if ended.error is None:
             elapsed_s = now_s - state.started_at_s
@@ -189,19 +188,35 @@ def guard(
         )
         state = decision.state
         if decision.action is not RetryAction.GIVE_UP:
-            decision = yield from _charge(circuit, call, ended, decision=decision)
+            charging = _charge(circuit, call, ended, decision=decision)
+            decision = yield from _caused(ended, charging)
         if decision.action is RetryAction.GIVE_UP:
             raise (yield from _give_up(circuit, call, ended, decision=decision)) from ended.error
         yield from _prepare(circuit, call, ended, decision=decision)
 
 
 def _enter(
-    circuit: Circuit, call: GuardedCall, ended: _Ended, *, deadline_at_s: float
+    circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempts: int, deadline_at_s: float
 ) -> Protocol[Entry]:
     if call.let_through is not None and ended.error is None:
         # Its result belongs to the epoch that let it through, whatever has happened since.
         return Entry(circuit=circuit, view=call.let_through, permit=None)
-    return (yield from admit(circuit, _terms(call), deadline_at_s=deadline_at_s))
+    try:
+        return (yield from admit(circuit, _terms(call), deadline_at_s=deadline_at_s))
+    except CircuitOpenError as error:
+        error.attempts = attempts
+        error.last_error = ended.outcome.error
+        raise error from ended.error
+
+
+def _caused(ended: _Ended, inner: Protocol[T]) -> Protocol[T]:
+    """Run ``inner``; where the store fails it, the failure before is the cause."""
+    try:
+        return (yield from inner)
+    except StoreError as error:
+        if ended.error is None:
+            raise
+        raise error from ended.error
 
 
 def _terms(call: GuardedCall) -> Terms:
@@ -249,8 +264,6 @@ def _charge(
     except BudgetExhaustedError as error:
         error.attempts = decision.state.attempts
         error.last_error = ended.outcome.error
-        raise error from ended.error
-    except StoreUnavailableError as error:
         raise error from ended.error
     if granted:
         return decision

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lightning_resilience.core import budget as core, lease
@@ -15,7 +16,22 @@ if TYPE_CHECKING:
     from lightning_resilience.core.records import BudgetRecord
 
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Untold"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untold:
+    """Calls that the job's budget does not know yet.
+
+    Args:
+        calls: How many.
+        since_s: Since when they were made, on this process's clock.
+        recent: How many of them belong to the last window.
+    """
+
+    calls: int
+    since_s: float
+    recent: int
 
 
 class Ledger:
@@ -56,20 +72,27 @@ class Ledger:
         self.charge = lease.observe(self.charge, (*bucket, record.retries[0]), now_s=now_s)
         return now_s - self.bucket.first_seen_at_s, now_s - self.charge.first_seen_at_s
 
-    def note_call(self, *, now_s: float) -> None:
-        """Count a call."""
+    def note_calls(self, calls: int, *, now_s: float) -> None:
+        """Count calls."""
         if self.told_at_s is None:
             self.told_at_s = now_s
-        self.calls += 1
+        self.calls += calls
 
-    def tell(self, *, now_s: float) -> None:
-        """Forget the calls that the job's budget knows now."""
-        self.calls = 0
-        self.told_at_s = now_s
+    def take_untold(self, *, now_s: float) -> Untold:
+        """Take the calls that the job's budget does not know yet, in order to tell them.
 
-    def untold(self, *, now_s: float) -> int:
-        """Return how many calls of the last window have not been told."""
-        elapsed_s = 0.0 if self.told_at_s is None else now_s - self.told_at_s
-        return core.recent_calls(
-            self.calls, elapsed_s=elapsed_s, window_s=self.config.budget_window_s
+        They are gone from here at once: another thread that charges meanwhile would tell the same
+        calls again, and the job would be granted retries for calls that nobody has made.
+        """
+        calls, self.calls = self.calls, 0
+        since_s, self.told_at_s = self.told_at_s, now_s
+        since_s = now_s if since_s is None else since_s
+        recent = core.recent_calls(
+            calls, elapsed_s=now_s - since_s, window_s=self.config.budget_window_s
         )
+        return Untold(calls=calls, since_s=since_s, recent=recent)
+
+    def put_back(self, untold: Untold) -> None:
+        """Keep calls for the next charge, because nobody was told of them."""
+        self.calls += untold.calls
+        self.told_at_s = untold.since_s

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from lightning_resilience.core import backoff
 from lightning_resilience.core.events import StoreLost, StoreReturned
@@ -113,7 +113,7 @@ def _try(effect: Effect, persistence: Persistence, rest: _Rest) -> Protocol[Any]
         if not isinstance(effect, _REPEATABLE) or _is_beat(effect, persistence):
             raise
         if rest.is_over:
-            raise persistence.error(rest.lost_for_s, error) from error
+            _give_up(persistence, rest.lost_for_s, error)
         return (yield from _repeat(effect, error, persistence, rest=rest))
 
 
@@ -148,4 +148,12 @@ def _repeat(
             yield Emit(StoreReturned(op=persistence.op, lost_for_s=lost_for_s))
             return value
     rest.is_over, rest.lost_for_s = True, elapsed_s
-    raise persistence.error(elapsed_s, last) from last
+    _give_up(persistence, elapsed_s, last)
+
+
+def _give_up(persistence: Persistence, lost_for_s: float, last: StoreUnavailableError) -> NoReturn:
+    error = persistence.error(lost_for_s, last)
+    if error is last:
+        # Nothing is its own cause, and what has caused this one is not to be forgotten.
+        raise error
+    raise error from last

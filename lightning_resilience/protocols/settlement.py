@@ -15,7 +15,11 @@ from lightning_resilience.core.admission import all_have_failed
 from lightning_resilience.core.breaker import BreakerState, HostVoted
 from lightning_resilience.core.budget import is_charged
 from lightning_resilience.core.events import StoreLost
-from lightning_resilience.errors import BudgetExhaustedError, StoreUnavailableError
+from lightning_resilience.errors import (
+    BudgetExhaustedError,
+    CorruptRecordError,
+    StoreUnavailableError,
+)
 from lightning_resilience.protocols.admission import leave, look
 from lightning_resilience.protocols.budget import charge
 from lightning_resilience.protocols.circuit import apply, refresh, report
@@ -47,6 +51,10 @@ def settle(circuit: Circuit, terms: Terms, entry: Entry, *, outcome: Outcome) ->
 
     Returns:
         Whether the circuit was closed all the while, so that the attempt counts.
+
+    Raises:
+        CorruptRecordError: A failure could not be reported, because what is there is no record.
+        StoreUnavailableError: The store's failures are the caller's own business.
     """
     healthy = entry.view.record.state == BreakerState.CLOSED.value
     try:
@@ -59,6 +67,12 @@ def settle(circuit: Circuit, terms: Terms, entry: Entry, *, outcome: Outcome) ->
         )
     except StoreUnavailableError as error:
         yield from _missed(circuit, terms, error)
+    except CorruptRecordError as error:
+        yield from give_back(circuit, terms, entry, outcome=outcome)
+        if not outcome.ok:
+            raise
+        yield Emit(StoreLost(op=terms.operation, error=str(error)))
+        return healthy
     yield from give_back(circuit, terms, entry, outcome=outcome)
     if outcome.ok and entry.circuit.is_own:
         try:

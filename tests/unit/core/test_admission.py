@@ -204,8 +204,9 @@ def test_only_time_that_was_watched_counts_as_silence() -> None:
     assert watched((0.0, 0.0, 0.0), (5.0, 25.0, 5.0), (30.0, 30.0, 5.0)) == 10.0
     # This process was stopped for an hour.
     assert watched((0.0, 0.0, 0.0), (3600.0, 3600.0, 5.0)) == LEASE_S / 4
-    # It meant to look away for 20 s.
-    assert watched((0.0, 0.0, 0.0), (20.0, 20.0, 20.0)) == 20.0
+    # It meant to look away for 12 s, or for minutes: half a lease counts of that.
+    assert watched((0.0, 0.0, 0.0), (12.0, 12.0, 12.0)) == 12.0
+    assert watched((0.0, 0.0, 0.0), (150.0, 150.0, 150.0)) == LEASE_S / 2
 
 
 def test_a_change_ends_the_silence() -> None:
@@ -527,7 +528,7 @@ def test_a_wait_is_finite_and_no_earlier_than_the_queue_allows(
 
 
 @pytest.mark.parametrize(
-    ("looks", "growth"), [(0, 1.0), (1, 1.3), (2, 1.69), (5, 3.71293), (6, 4.0), (1000, 4.0)]
+    ("looks", "growth"), [(0, 1.0), (1, 1.3), (2, 1.69), (5, 3.71293), (6, 4.0), (12, 4.0)]
 )
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
 def test_waits_by_a_known_pace_grow_to_four_times(looks: int, growth: float, draw: float) -> None:
@@ -535,6 +536,12 @@ def test_waits_by_a_known_pace_grow_to_four_times(looks: int, growth: float, dra
     expected_s = 2.0 / 2 * (0.5 + draw) * growth
 
     assert wait_s(looks=looks, pace_s=2.0, draw=draw) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize(("looks", "share_s"), [(13, 0.0052), (22, 0.05514), (10**6, LEASE_S / 4)])
+def test_after_a_dozen_looks_in_vain_waits_grow_on(looks: int, share_s: float) -> None:
+    """What keeps a waiter from its turn for so long is not the calls whose pace is known."""
+    assert wait_s(looks=looks, pace_s=0.002, draw=0.5) == pytest.approx(share_s, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -679,6 +679,53 @@ def test_an_interruption_anywhere_passes_and_leaves_the_slot_to_others(heals_at_
     assert at_once > index / 2
 
 
+def test_who_has_its_result_does_not_wait_for_a_store_that_hangs() -> None:
+    """One that takes its timeout to say nothing is asked once; the slot's lease does the rest."""
+    world = World()
+    (mine,) = begun(world, 1, config=ONE_SLOT)
+    dependency = Dependency(world)
+    asked: list[Effect] = []
+
+    def fault(_task: Task, _index: int, effect: Effect) -> Fault | None:
+        if not dependency.calls or not isinstance(effect, STORE_EFFECTS):
+            return None
+        asked.append(effect)
+        world.now_s += 5.0
+        return Away()
+
+    world.fault = fault
+    task = call(world, dependency, mine, store_patience_s=5.0)
+    world.run()
+
+    assert task.result.value == "done"
+    assert len(asked) == 1
+    assert task.emitted(StoreLost)
+
+
+def test_an_interrupted_call_does_not_ask_again_and_again_for_its_slot_to_be_freed() -> None:
+    """Where the store is away each question takes its time, and whoever pressed Ctrl-C waits."""
+    world = World()
+    (mine,) = begun(world, 1, config=ONE_SLOT)
+    struck: list[int] = []
+    asked: list[Effect] = []
+
+    def fault(_task: Task, index: int, effect: Effect) -> Fault | None:
+        if isinstance(effect, fx.Call):
+            struck.append(index)
+            return Interrupt(KeyboardInterrupt())
+        if struck and isinstance(effect, STORE_EFFECTS):
+            asked.append(effect)
+            return Away()
+        return None
+
+    world.fault = fault
+    task = call(world, Dependency(world), mine, store_patience_s=5.0)
+    world.run()
+
+    assert isinstance(task.error, KeyboardInterrupt)
+    assert len(asked) == 1
+
+
 def test_an_interrupted_call_frees_its_slot_at_once() -> None:
     """The slot is free within milliseconds of the interruption, and says nothing new."""
     world = World()

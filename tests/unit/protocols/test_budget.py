@@ -153,6 +153,39 @@ def test_the_calls_since_the_last_charge_are_told_with_it() -> None:
     assert mine.ledger.calls == 0
 
 
+def test_threads_that_charge_at_once_tell_each_call_once() -> None:
+    """Told by each of them, a thousand calls of one process would be a quota for thousands."""
+    world = World()
+    mine = member(budget=BudgetConfig(retry_floor=20))
+    for _ in range(30):
+        attempt(0, world=world, mine=mine)
+        world.run()
+
+    for _ in range(8):
+        attempt(1, world=world, mine=mine)
+    world.run()
+
+    assert sum(budget(world).retries) == 8
+    assert sum(budget(world).calls) + mine.ledger.calls == 38
+
+
+def test_calls_that_nobody_was_told_of_are_told_with_the_next_charge() -> None:
+    """A denial tells nobody; of what was not told the last window's share is told later."""
+    world = World()
+    exhaust(world)
+    mine = member()
+    for _ in range(20):
+        attempt(0, world=world, mine=mine)
+        world.run()
+
+    _, task = attempt(1, world=world, mine=mine)
+    world.run()
+
+    assert task.emitted(RetryDenied)
+    assert 10 <= sum(budget(world).calls) < 21
+    assert mine.ledger.calls == 0
+
+
 def test_a_denied_retry_waits_and_is_made() -> None:
     """No window of 60 s holds a third retry; then it is made, and the call succeeds."""
     world = World()

@@ -16,6 +16,7 @@ import pytest
 
 from lightning_resilience.core.breaker import BreakerConfig, initial
 from lightning_resilience.core.events import (
+    BreakerChanged,
     LocalModeEnded,
     LocalModeEntered,
     SlotForgiven,
@@ -26,12 +27,12 @@ from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import SlotRecord, encode
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols import effects as fx
-from lightning_resilience.protocols.circuit import Circuit, begin
+from lightning_resilience.protocols.circuit import Circuit, begin, refresh
 from lightning_resilience.protocols.circuit_memory import Link, give_detour
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.probe import Patience
 from tests.scenes import CONFIG, KEYS, POLICY, Dependency
-from tests.scripted_driver import Away, World
+from tests.scripted_driver import Away, Pause, World
 
 
 if TYPE_CHECKING:
@@ -143,6 +144,41 @@ def test_callers_that_do_not_wait_find_a_dead_holder_too() -> None:
     assert [event.slot for event in task.emitted(SlotForgiven)] == [0]
 
 
+def test_what_another_thread_has_seen_since_is_not_what_let_a_call_in() -> None:
+    """A failure of the epoch that let it in does not halve the ramp of a later one."""
+    world = World()
+    mine = circuit()
+    dependency = Dependency(world, heals_at_s=5.0)
+    world.spawn(begin(mine, new_incarnation=True))
+    world.run()
+    seen: list[int] = []
+
+    def fail_once() -> ConnectionResetError:
+        dependency.heals_at_s = 0.0
+        return ConnectionResetError("reset by peer")
+
+    dependency.error = fail_once
+
+    def overtake() -> None:
+        begin_to_recover(world)
+        world.spawn(refresh(mine), name=1)
+
+    def fault(task: Task, _index: int, effect: Effect) -> Fault | None:
+        if task.name or seen or not isinstance(effect, fx.CompareAndSet):
+            return None
+        seen.append(1)
+        world.at(world.now_s + 0.1, overtake)
+        return Pause(1.0)
+
+    world.fault = fault
+    task = world.spawn(guard(mine, call(dependency, collective=True)))
+    world.run()
+
+    assert task.error is None
+    assert seen
+    assert not [event for event in task.emitted(BreakerChanged) if "failed" in event.reason]
+
+
 # --- a store that was away -------------------------------------------------------------------
 
 
@@ -182,6 +218,42 @@ def test_a_holder_that_died_is_forgiven_within_one_and_a_half_leases() -> None:
 
         assert LEASE_S <= dependency.calls[0] <= 1.5 * LEASE_S
         assert sum(len(task.emitted(SlotForgiven)) for task in world.tasks) == 1
+
+
+@pytest.mark.parametrize("lasts_s", [36.0, 60.0, 100.0, 130.0])
+def test_one_long_look_away_takes_no_slot_from_who_lives(lasts_s: float) -> None:
+    """Who has far to its turn looks away for minutes: the store may have been away all the time."""
+    config = replace(CONFIG, max_concurrent=4)
+    world = World()
+    dependency = Dependency(world, lasts_s=400.0)
+    be_away(world, since_s=5.0, until_s=5.0 + lasts_s)
+    for index in range(4):
+        world.values[KEYS.slot("d", index)] = encode(SlotRecord(took_s=200.0, writer="before"))
+
+    patient: dict[str, Any] = {"collective": True, "store_patience_s": 200.0, "timeout_s": 900.0}
+    for name in range(30):
+        world.spawn(guard(circuit(config=config), call(dependency, **patient)), name=name)
+    world.run(limit_s=100_000)
+
+    assert not any(task.emitted(SlotForgiven) for task in world.tasks)
+
+
+@pytest.mark.parametrize("took_s", [0.001, 0.01, 0.1, 1.0])
+def test_a_dead_holder_costs_few_looks_however_fast_calls_are(took_s: float) -> None:
+    """The pace of fast calls says nothing about a slot that nobody gives back for a lease."""
+    config = replace(CONFIG, max_concurrent=1)
+    world = World()
+    dead = SlotRecord(holder="dead", writer="beat", took_s=took_s)
+    world.values[KEYS.slot("d", 0)] = encode(dead)
+    dependency = Dependency(world, lasts_s=took_s)
+
+    for name in range(5):
+        waiter = guard(circuit(config=config), call(dependency, collective=True))
+        world.spawn(waiter, name=name)
+    world.run()
+
+    assert LEASE_S <= dependency.calls[0] <= 1.5 * LEASE_S
+    assert max(task.store_operations() for task in world.tasks) <= 60
 
 
 def test_a_store_is_left_alone_while_a_view_is_trusted() -> None:

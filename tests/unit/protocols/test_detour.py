@@ -335,6 +335,41 @@ def test_a_share_that_is_used_up_trips_whoever_is_alone(processes: int) -> None:
     assert changes[:1] == ["open"]
 
 
+def test_alone_the_quota_rests_on_the_calls_of_this_process() -> None:
+    """A share of the floor alone would trip whoever makes many calls, of which few fail."""
+    budget = BudgetConfig(retry_floor=1, retry_ratio=0.1, budget_window_s=1000.0)
+    scene = Scene(away=[(1.0, 1e9)])
+    mine = process(budget=budget, processes=1)
+    scene.settled(mine)
+    for number in range(40):
+        scene.call(mine, at_s=40.0 + number)
+    scene.dependency.heals_at_s = scene.world.now_s + 0.005
+
+    for number in range(2):
+        scene.dependency.heals_at_s = scene.world.now_s + 0.005
+        task = scene.call(mine, at_s=scene.world.now_s)
+        assert task.error is None, number
+
+    assert not any(task.emitted(BreakerChanged) for task in scene.world.tasks)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_alone_a_collective_call_waits_for_its_slot_as_ever(seed: int) -> None:
+    """Also where nobody waits for an outage, and the store is asked again meanwhile."""
+    scene = Scene(seed=seed, away=[(1.0, 1e9)])
+    mine = process(processes=16)
+    scene.settled(mine)
+    scene.dependency.lasts_s = 20.0
+    waiting = patience(scene.dependency, when_open="raise")
+
+    first = scene.start(mine, at_s=50.0, collective=True, waiting=waiting)
+    second = scene.start(mine, at_s=50.1, collective=True, waiting=waiting)
+    scene.world.run()
+
+    assert (first.error, second.error) == (None, None)
+    assert scene.dependency.calls[1] >= scene.dependency.calls[0] + 20.0
+
+
 def test_every_dependency_says_when_it_is_the_jobs_again() -> None:
     """One call finds the store back; the others that were alone say so when they are next used."""
     scene = Scene(away=[(10.0, 100.0)])
@@ -423,6 +458,22 @@ def test_a_store_that_comes_back_empty_is_rebuilt_at_a_higher_epoch() -> None:
     vanished = [event for each in scene.world.tasks for event in each.emitted(RecordVanished)]
     assert [event.epoch for event in vanished] == [5]
     assert task.result.value == "done"
+
+
+def test_a_recovery_after_the_store_came_back_empty_makes_the_slots_anew() -> None:
+    """Keys that are not there cannot be read in one round trip, and all come back at once."""
+    scene = Scene(heals_at_s=5.0)
+    mine = process()
+    scene.settled(mine)
+    scene.call(mine)
+    slots = [KEYS.slot(DEPENDENCY, index) for index in range(CONFIG.max_concurrent)]
+    assert all(key in scene.world.values for key in slots)
+
+    lose_all(scene.world)
+    scene.dependency.heals_at_s = scene.world.now_s + 15.0
+    scene.call(mine, at_s=scene.world.now_s + 10.0)
+
+    assert all(key in scene.world.values for key in slots)
 
 
 def test_the_second_time_alone_begins_anew() -> None:
@@ -600,6 +651,23 @@ def test_an_isolated_host_probes_in_full_also_after_it_was_alone() -> None:
 
     assert len(task.emitted(HostIsolated)) == len(task.emitted(HostRejoined)) == 1
     assert task.result.value == "done"
+
+
+def test_who_rejoins_hands_in_no_result_for_an_epoch_that_others_have_seen() -> None:
+    """Its call was let in by its own circuit: the ramp of the job is not moved by it."""
+    scene = Scene()
+    mine = process(hosts=8)
+    scene.settled(mine)
+    assert mine.detour is not None
+    mine.detour.is_isolated = True
+    put(scene.world, state="recovering", epoch=9, generation=1, limit=4)
+    scene.world.spawn(refresh(mine))
+    scene.world.run()
+
+    task = scene.call(mine)
+
+    assert task.emitted(HostRejoined)
+    assert (record(scene.world).epoch, record(scene.world).limit) == (9, 4)
 
 
 def test_who_has_rejoined_follows_the_job_again() -> None:

@@ -17,11 +17,14 @@ from lightning_resilience.core.events import (
     RetryScheduled,
 )
 from lightning_resilience.core.outcome import with_user_classifier
+from lightning_resilience.core.records import SlotRecord, decode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import (
     CallTimeoutError,
     CircuitOpenError,
+    CorruptRecordError,
     RetriesExhaustedError,
+    StoreUnavailableError,
 )
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.circuit import begin
@@ -29,20 +32,24 @@ from lightning_resilience.protocols.probe import Patience
 from tests.scenes import (
     CONFIG,
     DEPENDENCY,
+    KEYS,
     POLICY,
     Dependency,
     circuit,
     guarded,
     patience,
     put,
+    record,
     states,
 )
-from tests.scripted_driver import Fault, Interrupt, Task, World
+from tests.scripted_driver import Away, Fault, Interrupt, Task, World
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Effect
 
 
@@ -65,6 +72,7 @@ def attempt(
     *errors: BaseException,
     world: World | None = None,
     hosts: int = 100,
+    mine: Circuit | None = None,
     policy: RetryPolicy = POLICY,
     **options: Any,
 ) -> tuple[Task, Dependency]:
@@ -83,7 +91,7 @@ def attempt(
         return "value"
 
     task = world.spawn(
-        guarded(circuit(hosts=hosts), dependency, policy=policy, work=work, **options)
+        guarded(mine or circuit(hosts=hosts), dependency, policy=policy, work=work, **options)
     )
     world.run()
     return task, dependency
@@ -332,6 +340,76 @@ def test_an_attempt_that_ends_after_others_tripped_does_not_count() -> None:
 
     assert task.error is None
     assert task.result.attempts == 2
+
+
+@pytest.mark.parametrize("state", ["recovering", "open"])
+def test_a_failure_from_before_an_outage_says_nothing_about_its_end(state: str) -> None:
+    """An attempt that an old view let through is a result of that epoch, however late it ends."""
+    world = World()
+    mine = circuit()
+    world.spawn(begin(mine, new_incarnation=True))
+    world.run()
+    before = mine.view
+    put(world, state=state, epoch=9, generation=1, limit=4 if state == "recovering" else 0)
+
+    task, dependency = attempt(
+        ConnectionResetError("old"), world=world, mine=mine, let_through=before
+    )
+
+    assert task.result.attempts == 2
+    assert len(dependency.calls) == 2
+    assert "a call failed" not in " ".join(entry.reason for entry in record(world).history)
+    assert states(world)[-1] != "open"
+
+
+@pytest.mark.parametrize("strikes", [fx.Get, fx.MultiGet])
+@pytest.mark.parametrize("patience_s", [None, 0.0])
+def test_a_store_that_goes_away_leaves_the_users_failure_as_the_cause(
+    patience_s: float | None, strikes: type[Effect]
+) -> None:
+    """While a failure is reported, or while its retry asks to be let in again."""
+    world = World()
+
+    def fault(_task: Task, _index: int, effect: Effect) -> Fault | None:
+        return Away() if dependency.calls and isinstance(effect, strikes) else None
+
+    mine = circuit(hosts=100)
+    dependency = Dependency(world, heals_at_s=FOREVER_S)
+    world.fault = fault
+    world.spawn(begin(mine, new_incarnation=True))
+    task = world.spawn(guarded(mine, dependency, store_patience_s=patience_s), at_s=1.0)
+    world.run()
+
+    assert isinstance(task.error, StoreUnavailableError)
+    assert isinstance(task.error.__cause__, ConnectionResetError)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_record_that_does_not_decode_costs_no_result(fails: bool) -> None:  # noqa: FBT001 - data
+    """A call that succeeded returns; one that failed says so below what is wrong with the store."""
+    world = World()
+    mine = circuit()
+    world.spawn(begin(mine, new_incarnation=True))
+    world.run()
+    put(world, state="recovering", epoch=9, generation=1, limit=4)
+
+    def work(_token: CancelToken) -> str:
+        world.values[KEYS.breaker(DEPENDENCY)] = b"not a record"
+        if fails:
+            raise ConnectionResetError("reset by peer")
+        return "value"
+
+    task = world.spawn(guarded(mine, Dependency(world), work=work), at_s=10.0)
+    world.run()
+
+    keys = [KEYS.slot(DEPENDENCY, index) for index in range(CONFIG.max_concurrent)]
+    (raw,) = [world.values[key] for key in keys if key in world.values]
+    assert decode(SlotRecord, raw, key="slot").holder == ""
+    if fails:
+        assert isinstance(task.error, CorruptRecordError)
+        assert isinstance(task.error.__cause__, ConnectionResetError)
+    else:
+        assert task.result.value == "value"
 
 
 def test_the_deadline_bounds_everything() -> None:

@@ -198,3 +198,21 @@ def test_patience_is_for_the_whole_protocol() -> None:
     assert isinstance(task.error, JointUnavailableError)
     assert task.ended_at_s is not None
     assert task.ended_at_s <= 66.0
+
+
+@pytest.mark.parametrize("effect", [fx.Get("key"), fx.Add("key", 1)], ids=["Get", "Add"])
+def test_the_stores_own_error_keeps_its_cause(effect: Effect) -> None:
+    """Where it is raised as it is, it is not made its own cause, and says what caused it."""
+    world = World()
+    error = StoreUnavailableError("no answer")
+    error.__cause__ = ConnectionResetError("reset by peer")
+    world.fault = lambda _task, _index, struck: (
+        Interrupt(error) if isinstance(struck, STORE_EFFECTS) else None
+    )
+    as_it_is = Persistence(op="save", patience_s=1.0, error=lambda _lost_for_s, last: last)
+
+    task = world.spawn(with_persistence(one(effect), as_it_is))
+    world.run()
+
+    assert task.error is error
+    assert isinstance(error.__cause__, ConnectionResetError)
