@@ -34,6 +34,7 @@ __all__ = [
     "is_fresh",
     "outranks",
     "passes",
+    "precedes",
     "quorum",
     "rebuilt",
 ]
@@ -174,3 +175,8 @@ def outranks(seen: BreakerRecord, found: BreakerRecord) -> bool:
     says so once for each store, since what it writes is what it has seen from then on.
     """
     return found.store_id != seen.store_id and seen.epoch >= found.epoch
+
+
+def precedes(found: BreakerRecord, seen: BreakerRecord) -> bool:
+    """Tell whether ``found`` was there before ``seen``: the same store, an earlier epoch."""
+    return found.store_id == seen.store_id and found.epoch < seen.epoch

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core import breaker, lease, window
 from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerState, BreakerView
+from lightning_resilience.core.breaker_record import precedes
 from lightning_resilience.core.budget import BudgetConfig, share
 from lightning_resilience.core.detour import own_config, try_again_s
 from lightning_resilience.core.records import BreakerRecord, decode
@@ -230,13 +231,17 @@ def learn(circuit: Circuit, raw: bytes, *, read_at_s: float, seen_at_s: float) -
         seen_at_s: When the answer was there, for leases: never earlier than the truth.
 
     Returns:
-        The new view.
+        The new view; the present one where that is of a later epoch, because another thread's read
+        has overtaken this one.
 
     Raises:
         CorruptRecordError: The bytes are no record.
     """
     record = decode(BreakerRecord, raw, key=circuit.key)
-    before = circuit.view.sighting if circuit.view is not None else None
+    known = circuit.view
+    if known is not None and precedes(record, known.record):
+        return known
+    before = None if known is None else known.sighting
     sighting = lease.observe(before, (record.store_id, record.epoch), now_s=seen_at_s)
     view = BreakerView(record=record, raw=raw, read_at_s=read_at_s, sighting=sighting)
     circuit.inherited = circuit.inherited and not breaker.passes(record)

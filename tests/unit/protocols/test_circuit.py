@@ -16,6 +16,7 @@ from lightning_resilience.protocols.circuit import (
     apply,
     begin,
     current,
+    learn,
     refresh,
     report,
 )
@@ -94,6 +95,22 @@ def test_age_counts_from_when_the_read_was_sent() -> None:
     assert mine.view is not None
     assert mine.view.read_at_s <= mine.view.sighting.first_seen_at_s
     assert mine.view.read_at_s == pytest.approx(0.0)
+
+
+def test_a_read_that_was_overtaken_changes_nothing() -> None:
+    """A thread whose answer comes late does not put back what another has seen since."""
+    world = World()
+    mine = begun(world, circuit())
+    assert mine.view is not None
+    old = mine.view.raw
+    fail(world, mine, CONFIG.trip_failures)
+    opened = mine.view
+
+    found = learn(mine, old, read_at_s=0.0, seen_at_s=world.now_s)
+
+    assert found is opened
+    assert mine.view is opened
+    assert mine.view.record.state == "open"
 
 
 def test_a_store_that_came_back_empty_is_rebuilt_at_a_higher_epoch() -> None:
