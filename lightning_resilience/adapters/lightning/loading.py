@@ -8,7 +8,9 @@ a file that reads no more than a piece at a time: each mark keeps a long load fr
 stall, and of the checkpoint only that piece is in memory twice.
 
 ``torch.load`` reads from C++, and what an open file raises there comes out as something else, for
-example as a ``ValueError`` about a closed file. So the file remembers what it has raised.
+example as a ``ValueError`` about a closed file, or not at all: it was seen to read on after a read
+that had failed, and to return. So the file remembers what it has raised, and a load during which a
+read has failed has failed.
 """
 
 from __future__ import annotations
@@ -157,8 +159,13 @@ class TorchLoad(Work):
 
 def _load(file: Any, token: CancelToken, options: Mapping[str, Any]) -> Any:
     marked = MarkedFile(file, token)
+    failure: BaseException | None = None
+    loaded: Any = None
     try:
-        return torch.load(io.BufferedReader(marked, _BUFFER_BYTES), **options)
+        loaded = torch.load(io.BufferedReader(marked, _BUFFER_BYTES), **options)
     except Exception as error:  # noqa: BLE001 - raised again, or what led to it
-        failure = marked.error or error
-    raise failure
+        failure = error
+    failure = marked.error or failure
+    if failure is not None:
+        raise failure
+    return loaded

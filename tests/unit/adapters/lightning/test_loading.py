@@ -116,6 +116,23 @@ def test_what_the_storage_raised_is_what_is_raised(
         load_of(memory, "memory://a.ckpt").attempt(RecordingToken())
 
 
+def test_a_failed_read_fails_the_load_also_where_torch_goes_on(
+    memory: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At times it reads on after a read that has failed, and returns as if nothing had been."""
+
+    def read_on(file: Any, **_options: Any) -> str:
+        with contextlib.suppress(ConnectionResetError):
+            file.read(1)
+        return "loaded"
+
+    open_as(memory, "memory://a.ckpt", Reads(b"something", fails_at=1))
+    monkeypatch.setattr(torch, "load", read_on)
+
+    with pytest.raises(ConnectionResetError, match="in the middle"):
+        load_of(memory, "memory://a.ckpt").attempt(RecordingToken())
+
+
 def test_an_abandoned_load_reads_no_further(memory: Storage) -> None:
     """It may have come back late, and nobody looks at its result."""
     file = Reads(saved({"large": LARGE}))
