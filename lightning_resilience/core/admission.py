@@ -47,9 +47,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core.breaker_record import BreakerState
 from lightning_resilience.core.lease import (
     CLOCK_RATE_FACTOR,
-    Sighting,
     Silence,
-    is_expired,
     listen,
 )
 from lightning_resilience.core.slots import (
@@ -87,7 +85,6 @@ __all__ = [
     "pace_s",
     "released",
     "renewed",
-    "sightings",
     "spreads",
     "taken",
     "waits_for_slot",
@@ -209,7 +206,7 @@ def heard(
     return {
         slot.index: listen(
             silences.get(slot.index),
-            (slot.raw.decode(),),
+            _version(slot),
             sent_at_s=sent_at_s,
             seen_at_s=seen_at_s,
             longest_gap_s=longest_gap_s,
@@ -218,21 +215,22 @@ def heard(
     }
 
 
-def sightings(silences: Mapping[int, Silence], *, now_s: float) -> dict[int, Sighting]:
-    """Return since when each slot has not changed, where only what was watched counts."""
-    return {
-        index: Sighting(version=silence.version, first_seen_at_s=now_s - silence.watched_s)
-        for index, silence in silences.items()
-    }
+def _version(slot: Slot) -> tuple[str, ...]:
+    return (slot.raw.decode(),)
+
+
+def _is_silent(slot: Slot, silence: Silence | None, *, lease_s: float) -> bool:
+    return (
+        silence is not None and silence.version == _version(slot) and silence.watched_s >= lease_s
+    )
 
 
 def choose(
     slots: Sequence[Slot],
     *,
     limit: int,
-    sightings: Mapping[int, Sighting],
+    silences: Mapping[int, Silence],
     lease_s: float,
-    now_s: float,
     draw: float,
 ) -> Slot | None:
     """Choose a slot to claim: a free one, else one whose holder was silent for too long.
@@ -240,9 +238,10 @@ def choose(
     Args:
         slots: All slots as they were read, in the order of their numbers.
         limit: Slots below this number may be used.
-        sightings: Since when this waiter has seen each slot's bytes.
+        silences: For how long each slot has not changed, as this process has watched. That of other
+            bytes than were read says nothing: threads share what they watch, and one may have
+            noted an older look after a newer one.
         lease_s: Silence after which a holder is taken for dead, in seconds.
-        now_s: Now, on this process's clock.
         draw: A uniform number in [0, 1): which of several, so that waiters who come together do not
             all want the same.
 
@@ -251,10 +250,7 @@ def choose(
     """
     usable = slots[:limit]
     chosen = [slot for slot in usable if slot.is_free] or [
-        slot
-        for slot in usable
-        if slot.index in sightings
-        and is_expired(sightings[slot.index], lease_s=lease_s, now_s=now_s)
+        slot for slot in usable if _is_silent(slot, silences.get(slot.index), lease_s=lease_s)
     ]
     return chosen[int(draw * len(chosen))] if chosen else None
 

@@ -227,9 +227,8 @@ def _claim(
     slot = core.choose(
         slots,
         limit=view.record.limit,
-        sightings=core.sightings(circuit.silences, now_s=now_s),
+        silences=circuit.silences,
         lease_s=circuit.admission.slot_lease_s,
-        now_s=now_s,
         draw=draw,
     )
     if slot is None:

@@ -20,7 +20,7 @@ import pytest
 
 from lightning_resilience.core import admission
 from lightning_resilience.core.admission import Slot
-from lightning_resilience.core.lease import Sighting
+from lightning_resilience.core.lease import Silence
 from lightning_resilience.core.outcome import OK
 from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.errors import StoreUnavailableError
@@ -150,16 +150,16 @@ def look(state: State, who: int) -> State:
 
 def chosen(waiter: Waiter, draw: float) -> Slot | None:
     """The slot that a waiter claims by its last look."""
-    sightings = {
-        at: Sighting(version=(raw.decode(),), first_seen_at_s=float(-age))
-        for at, (raw, age) in enumerate(waiter.seen)
+    slots = slots_of(tuple(raw for raw, _ in waiter.seen))
+    silences = {
+        slot.index: Silence(version=(slot.raw.decode(),), watched_s=float(age), looked_at_s=0.0)
+        for slot, (_, age) in zip(slots, waiter.seen, strict=True)
     }
     return admission.choose(
-        slots_of(tuple(raw for raw, _ in waiter.seen)),
+        slots,
         limit=len(waiter.seen),
-        sightings=sightings,
+        silences=silences,
         lease_s=float(LEASE_TICKS),
-        now_s=0.0,
         draw=draw,
     )
 

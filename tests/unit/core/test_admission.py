@@ -16,15 +16,13 @@ from hypothesis import given, strategies as st
 from lightning_resilience.core import admission
 from lightning_resilience.core.admission import AdmissionConfig, Slot
 from lightning_resilience.core.breaker import BreakerConfig, initial
-from lightning_resilience.core.lease import Sighting, Silence
+from lightning_resilience.core.lease import Silence
 from lightning_resilience.core.outcome import FailureClass, Outcome
 from lightning_resilience.core.records import SlotRecord
 from lightning_resilience.errors import ConfigError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lightning_resilience.core.records import BreakerRecord
 
 
@@ -47,10 +45,11 @@ def held(index: int = 0, holder: str = "somebody", **fields: Any) -> Slot:
     return slot(index, holder=holder, **fields)
 
 
-def seen(since_s: Mapping[int, float]) -> dict[int, Sighting]:
-    """Since when a waiter has seen each slot."""
+def unheard(*slots: Slot, for_s: float) -> dict[int, Silence]:
+    """These slots as they are have been watched for so long."""
     return {
-        index: Sighting(version=("bytes",), first_seen_at_s=at_s) for index, at_s in since_s.items()
+        each.index: Silence(version=(each.raw.decode(),), watched_s=for_s, looked_at_s=0.0)
+        for each in slots
     }
 
 
@@ -60,9 +59,8 @@ def chosen(*slots: Slot, **options: Any) -> int | None:
         slots,
         **{
             "limit": len(slots),
-            "sightings": {},
+            "silences": {},
             "lease_s": LEASE_S,
-            "now_s": 0.0,
             "draw": 0.0,
             **options,
         },
@@ -218,15 +216,6 @@ def test_a_change_ends_the_silence() -> None:
     assert watched(*looks, changes=(5,)) == 0.0
 
 
-def test_what_was_watched_is_what_a_claim_goes_by() -> None:
-    """Of a slot that was watched for 12 s it is as if it had first been seen 12 s ago."""
-    silence = Silence(version=("v",), watched_s=12.0, looked_at_s=77.0)
-
-    sightings = admission.sightings({4: silence}, now_s=100.0)
-
-    assert sightings == {4: Sighting(version=("v",), first_seen_at_s=88.0)}
-
-
 # --- which slot ------------------------------------------------------------------------------
 
 
@@ -248,23 +237,28 @@ def test_a_free_slot_below_the_limit_is_chosen() -> None:
 
 def test_a_silent_holder_gives_way_only_after_a_whole_lease() -> None:
     """A held slot is had once this waiter has seen its bytes for the lease, not before."""
-    sightings = seen({0: 100.0})
+    for watched_s, index in ((LEASE_S - 0.001, None), (LEASE_S, 0)):
+        assert chosen(held(0), silences=unheard(held(0), for_s=watched_s)) == index
 
-    assert chosen(held(0), sightings=sightings, now_s=129.999) is None
-    assert chosen(held(0), sightings=sightings, now_s=130.0) == 0
+
+def test_the_silence_of_another_holder_is_not_this_ones() -> None:
+    """A thread may note an older look after a newer: the slot has a living holder by then."""
+    before, now = held(0, took_s=1.0), held(0, took_s=2.0)
+
+    assert chosen(now, silences=unheard(before, for_s=1e9)) is None
 
 
 def test_a_slot_that_was_never_looked_at_is_not_forgiven() -> None:
-    """A newcomer waits a whole lease of its own: no sighting, no claim, whatever the clock says."""
-    assert chosen(held(0), sightings={}, now_s=1e9) is None
+    """A newcomer waits a whole lease of its own: what it has not watched it does not claim."""
+    assert chosen(held(0), silences={}) is None
 
 
 def test_a_free_slot_is_preferred_to_a_silent_one() -> None:
     """Nobody is taken for dead while there is room."""
-    sightings = seen({0: 0.0, 1: 0.0})
+    silences = unheard(held(0), slot(1), for_s=99.0)
 
     for draw in (0.0, 0.5, 0.999):
-        assert chosen(held(0), slot(1), sightings=sightings, now_s=99.0, draw=draw) == 1
+        assert chosen(held(0), slot(1), silences=silences, draw=draw) == 1
 
 
 @given(count=st.integers(1, 1024), draw=draws | st.just(math.nextafter(1.0, 0.0)))
@@ -279,29 +273,33 @@ def test_the_draw_chooses_among_all_that_are_free(count: int, draw: float) -> No
 
 
 @st.composite
-def _cells(draw: st.DrawFn) -> tuple[list[Slot], dict[int, Sighting]]:
+def _cells(draw: st.DrawFn) -> tuple[list[Slot], dict[int, Silence]]:
     kinds = draw(st.lists(st.sampled_from(["free", "unused", "held"]), max_size=6))
     fields: dict[str, dict[str, Any]] = {"free": {"turn": 1}, "unused": {}, "held": {"holder": "h"}}
     slots = [slot(at, **fields[kind]) for at, kind in enumerate(kinds)]
     known = draw(st.sets(st.sampled_from(range(6))))
-    return slots, seen({index: draw(st.floats(0.0, 60.0)) for index in known})
+    watched = [each for each in slots if each.index in known]
+    silences: dict[int, Silence] = {}
+    for each in watched:
+        silences |= unheard(each, for_s=draw(st.floats(0.0, 2 * LEASE_S)))
+    return slots, silences
 
 
-@given(cells=_cells(), limit=st.integers(0, 8), now_s=st.floats(60.0, 90.0), draw=draws)
+@given(cells=_cells(), limit=st.integers(0, 8), draw=draws)
 def test_what_is_chosen_is_one_of_those_that_may_be(
-    cells: tuple[list[Slot], dict[int, Sighting]], limit: int, now_s: float, draw: float
+    cells: tuple[list[Slot], dict[int, Silence]], limit: int, draw: float
 ) -> None:
     """Compared with a list of candidates written down rule by rule: free ones, else silent ones."""
-    slots, sightings = cells
+    slots, silences = cells
     free, silent = set(), set()
     for each in slots:
         if each.index < limit and (each.record is None or each.record.holder == ""):
             free.add(each.index)
         elif each.index < limit:
-            since_s = sightings[each.index].first_seen_at_s if each.index in sightings else now_s
-            silent |= {each.index} if now_s - since_s >= LEASE_S else set()
+            watched_s = silences[each.index].watched_s if each.index in silences else 0.0
+            silent |= {each.index} if watched_s >= LEASE_S else set()
 
-    index = chosen(*slots, limit=limit, sightings=sightings, now_s=now_s, draw=draw)
+    index = chosen(*slots, limit=limit, silences=silences, draw=draw)
 
     candidates = free or silent
     assert index in candidates if candidates else index is None
