@@ -129,7 +129,7 @@ class AdmissionConfig:
         check_seconds("beat_every_s", self.beat_every_s)
         factor = CLOCK_RATE_FACTOR * _BEATS_PER_LEASE
         check_less(
-            (f"{factor:g} · beat_every_s", factor * self.beat_every_s),
+            (f"{factor:g} · (beat_every_s={self.beat_every_s:g})", factor * self.beat_every_s),
             ("slot_lease_s", self.slot_lease_s),
             why="a holder whose beat is late once would be taken for dead",
         )
