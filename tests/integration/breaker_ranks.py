@@ -119,6 +119,10 @@ class DependencyServer(socketserver.ThreadingTCPServer):
 
     daemon_threads = False
     block_on_close = True
+    # All ranks may come in one instant. Where the queue is full the kernel drops a connection's
+    # first packet, which is sent again a second later: a call that was let through in time would
+    # be seen long after the trip.
+    request_queue_size = 64
 
     def __init__(self, dependency: Dependency) -> None:
         class Handler(socketserver.BaseRequestHandler):
