@@ -19,6 +19,7 @@ PACKAGE = ROOT / "lightning_resilience"
 CORE = PACKAGE / "core"
 ADAPTERS = PACKAGE / "adapters"
 # The only file that reads the clock and rolls dice.
+VIRTUAL = PACKAGE / "drill" / "virtual.py"
 SYSTEM = PACKAGE / "runtime" / "system.py"
 FOLDERS = [ROOT / name for name in ("lightning_resilience", "tests", "examples", "benchmarks")]
 
@@ -152,11 +153,14 @@ def test_there_is_one_clock() -> None:
 
 
 def test_there_is_one_source_of_chance() -> None:
-    """Only ``runtime/system.py`` builds a random source; nothing uses the module-level one."""
+    """A process's is built in ``runtime/system.py``, a simulated world's in ``drill/virtual.py``.
+
+    Nothing uses the module-level one.
+    """
     calls = [
         f"{source}:{line} {module}.{name}"
         for source in within(PACKAGE)
-        if source.path != SYSTEM
+        if source.path not in {SYSTEM, VIRTUAL}
         for module in ("random", "numpy.random")
         for line, name in calls_of(source, module)
     ]
