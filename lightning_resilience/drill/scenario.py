@@ -1,0 +1,289 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a drill is about: the world, what the ranks do in it, and what goes wrong when.
+
+A scenario is data and nothing else. Together with a seed it decides a run: all that it leaves open
+(which rank, which clock, how late) is drawn from the seed. Times are seconds of the virtual clock.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from lightning_resilience.core.admission import AdmissionConfig
+from lightning_resilience.core.breaker_config import BreakerConfig
+from lightning_resilience.core.budget import BudgetConfig
+from lightning_resilience.core.retry import RetryPolicy
+
+
+__all__ = [
+    "Brownout",
+    "Clocks",
+    "Crash",
+    "Fault",
+    "GroupRestart",
+    "Interrupt",
+    "Outage",
+    "Pause",
+    "Scenario",
+    "Storage",
+    "StoragePartition",
+    "Store",
+    "StoreGone",
+    "StorePartition",
+    "Workload",
+]
+
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+Kind: TypeAlias = Literal["single", "collective", "joint"]
+
+
+class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the hosts' clocks differ.
+
+    Args:
+        offset_s: Largest offset to either side, in seconds; each host draws its own.
+        rate: Largest rate, ≥ 1; each host draws its own between ``1 / rate`` and it. Two hosts then
+            differ by at most ``rate²``.
+    """
+
+    offset_s: Seconds = 1000.0
+    rate: Annotated[float, msgspec.Meta(ge=1, le=1.2)] = 1.0
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every rank does.
+
+    Args:
+        kinds: The operations of one round, in order: a call of its own, a call that all ranks make
+            at the same time, or a joint save with one worker.
+        rounds: How many rounds, ≥ 1.
+        every_s: Time between two rounds, in seconds.
+        spread_s: Each rank begins a round up to this much later, in seconds.
+        on_outage: What a joint save does while storage is ill: ``wait`` or ``fail``.
+        when_open: What a call does while the circuit is open: ``wait`` or ``raise``.
+    """
+
+    kinds: tuple[Kind, ...] = ("collective",)
+    rounds: Count = 1
+    every_s: Seconds = 30.0
+    spread_s: Seconds = 0.05
+    on_outage: Literal["wait", "fail"] = "wait"
+    when_open: Literal["wait", "raise"] = "wait"
+
+
+class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The shared store and the way to it.
+
+    Args:
+        latency_s: Time of a message one way, in seconds.
+        service_s: Time that its one thread needs for an operation, in seconds.
+        timeout_s: How long a client waits for an answer, in seconds.
+        lost_requests: Share of requests that never arrive.
+        lost_answers: Share of answers that never arrive, of operations that were performed.
+        late_requests: Share of requests that arrive up to ``late_s`` late.
+        late_s: How late, in seconds; later than ``timeout_s`` is later than their client waits.
+    """
+
+    latency_s: Seconds = 0.0005
+    service_s: Seconds = 0.000_025
+    timeout_s: Seconds = 5.0
+    lost_requests: Share = 0.0
+    lost_answers: Share = 0.0
+    late_requests: Share = 0.0
+    late_s: Seconds = 10.0
+
+
+class Storage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The dependency.
+
+    Args:
+        slots: Requests that it serves at once, ≥ 1; the others queue.
+        service_s: Time that one takes, in seconds.
+        jitter: Share by which that time varies to either side.
+        failing_s: Time after which one fails while storage is ill, in seconds.
+        per_s: Requests per second above which it throttles; 0 for never.
+    """
+
+    slots: Count = 16
+    service_s: Seconds = 0.05
+    jitter: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    failing_s: Seconds = 0.05
+    per_s: Seconds = 0.0
+
+
+class _Fault(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
+):
+    at_s: Seconds
+
+
+class Outage(_Fault, frozen=True, kw_only=True, tag="outage"):
+    """Storage fails every request.
+
+    Args:
+        at_s: When, in seconds.
+        for_s: For how long, in seconds.
+        error: How requests fail; ``hang`` never answers.
+    """
+
+    for_s: Seconds
+    error: Literal["reset", "timeout", "throttle", "unknown", "hang"] = "reset"
+
+
+class Brownout(_Fault, frozen=True, kw_only=True, tag="brownout"):
+    """Storage fails some requests, and is slow with the others.
+
+    Args:
+        at_s: When, in seconds.
+        for_s: For how long, in seconds.
+        share: Share of requests that fail.
+        slowdown: Factor of the time that a request takes, ≥ 1.
+        error: How requests fail.
+    """
+
+    for_s: Seconds
+    share: Share = 0.3
+    slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    error: Literal["reset", "timeout", "throttle", "unknown", "auth", "permanent"] = "reset"
+
+
+class _Strike(_Fault, frozen=True, kw_only=True):
+    ranks: tuple[Rank, ...]
+    effects: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class Crash(_Strike, frozen=True, kw_only=True, tag="crash"):
+    """Processes are killed. Nobody starts them again but a ``GroupRestart``.
+
+    Args:
+        at_s: When, in seconds.
+        ranks: Whose.
+        effects: How many effects a process still performs after that instant: so a fault can strike
+            between two effects that take no time.
+    """
+
+
+class Pause(_Strike, frozen=True, kw_only=True, tag="pause"):
+    """Processes stand still, and wake up late.
+
+    Args:
+        at_s: When, in seconds.
+        ranks: Whose.
+        effects: As for ``Crash``.
+        for_s: For how long, in seconds.
+    """
+
+    for_s: Seconds
+
+
+class Interrupt(_Strike, frozen=True, kw_only=True, tag="interrupt"):
+    """Processes are interrupted as by Ctrl-C; they end once they have said their last words.
+
+    Args:
+        at_s: When, in seconds.
+        ranks: Whose.
+        effects: As for ``Crash``.
+    """
+
+
+class StorePartition(_Fault, frozen=True, kw_only=True, tag="store_partition"):
+    """Hosts are cut off from the shared store.
+
+    Args:
+        at_s: When, in seconds.
+        for_s: For how long, in seconds.
+        hosts: Which.
+    """
+
+    for_s: Seconds
+    hosts: tuple[Rank, ...]
+
+
+class StoragePartition(_Fault, frozen=True, kw_only=True, tag="storage_partition"):
+    """Hosts are cut off from storage.
+
+    Args:
+        at_s: When, in seconds.
+        for_s: For how long, in seconds.
+        hosts: Which.
+    """
+
+    for_s: Seconds
+    hosts: tuple[Rank, ...]
+
+
+class StoreGone(_Fault, frozen=True, kw_only=True, tag="store_gone"):
+    """The shared store's server is gone for a while.
+
+    Args:
+        at_s: When, in seconds.
+        for_s: For how long, in seconds.
+        comes_back_empty: Whether it has lost everything.
+    """
+
+    for_s: Seconds
+    comes_back_empty: bool = False
+
+
+class GroupRestart(_Fault, frozen=True, kw_only=True, tag="group_restart"):
+    """All processes are killed, and new ones begin as the next incarnation.
+
+    Args:
+        at_s: When, in seconds.
+    """
+
+
+Fault: TypeAlias = (
+    Outage
+    | Brownout
+    | Crash
+    | Pause
+    | Interrupt
+    | StorePartition
+    | StoragePartition
+    | StoreGone
+    | GroupRestart
+)
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A world, and what goes wrong in it.
+
+    Args:
+        name: What it is about.
+        ranks: Processes of the job, ≥ 1.
+        hosts: Hosts that they are spread over, ≥ 1 and at most as many as ranks.
+        ends_at_s: When the checks of liveness must hold at the latest, after the last fault, in
+            seconds; None takes the bound that follows from the configuration.
+        clocks: How the hosts' clocks differ.
+        workload: What every rank does.
+        store: The shared store.
+        storage: The dependency.
+        breaker: Its breaker.
+        retry: The retry policy of every call.
+        budget: The job's retry budget.
+        admission: How slots are kept.
+        may_go_alone: Whether calls outside joint operations go on without the store.
+        faults: What goes wrong.
+    """
+
+    name: str = ""
+    ranks: Count = 8
+    hosts: Count = 1
+    ends_at_s: Seconds | None = None
+    clocks: Clocks = Clocks()
+    workload: Workload = Workload()
+    store: Store = Store()
+    storage: Storage = Storage()
+    breaker: BreakerConfig = BreakerConfig()
+    retry: RetryPolicy = RetryPolicy()
+    budget: BudgetConfig = BudgetConfig()
+    admission: AdmissionConfig = AdmissionConfig()
+    may_go_alone: bool = True
+    faults: tuple[Fault, ...] = ()
