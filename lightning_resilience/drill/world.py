@@ -48,7 +48,6 @@ class World:
         store: The shared store.
         storage: The dependency.
         processes: All processes so far; those of the present incarnation come last.
-        healed_at_s: When the last fault is over, on the virtual clock.
         trace: The run's digest.
     """
 
@@ -62,7 +61,7 @@ class World:
         self.scenario = scenario
         self.seed = seed
         self.agenda = Agenda()
-        self.healed_at_s = max((_over_at_s(fault) for fault in scenario.faults), default=0.0)
+        self._planned_until_s = max((_over_at_s(fault) for fault in scenario.faults), default=0.0)
         self.processes: list[Process] = []
         self._incarnation = 0
         self._clocks = SeededDice(seed, "clocks")
@@ -89,6 +88,14 @@ class World:
         for fault in scenario.faults:
             self._plan(fault)
 
+    @property
+    def healed_at_s(self) -> float:
+        """When the last fault is over, on the virtual clock.
+
+        It grows where a fault strikes only after some effects, and so later than was planned.
+        """
+        return max(self._planned_until_s, self.simulator.struck_until_s)
+
     def _clock(self) -> HostClock:
         clocks = self.scenario.clocks
         draw = self._clocks.draw
@@ -112,14 +119,14 @@ class World:
         Returns:
             Whether all have ended by then.
         """
-        agenda = self.agenda
-        while True:
-            next_at_s = agenda.next_at_s()
-            if next_at_s is None or self._is_over():
-                return self._is_over()
+        agenda, simulator = self.agenda, self.simulator
+        while (next_at_s := agenda.next_at_s()) is not None:
+            if not simulator.living and self._is_over():
+                break
             if next_at_s > until_s:
                 return False
             agenda.step()
+        return self._is_over()
 
     def _is_over(self) -> bool:
         return self.simulator.living == 0 and self.agenda.now_s >= self.healed_at_s
