@@ -67,6 +67,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         spread_s: Each rank begins a round up to this much later, in seconds.
         on_outage: What a joint save does while storage is ill: ``wait`` or ``fail``.
         when_open: What a call does while the circuit is open: ``wait`` or ``raise``.
+        joint_timeout_s: Silence after which a rank is lost, in seconds. The default is what follows
+            from a process group's timeout of half an hour.
     """
 
     kinds: tuple[Kind, ...] = ("collective",)
@@ -75,6 +77,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spread_s: Seconds = 0.05
     on_outage: Literal["wait", "fail"] = "wait"
     when_open: Literal["wait", "raise"] = "wait"
+    joint_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 1440.0
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -44,13 +44,11 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint import JointResult
 
 
-__all__ = ["DEPENDENCY", "JOINT_TIMEOUT_S", "Job"]
+__all__ = ["DEPENDENCY", "Job"]
 
 DEPENDENCY: Final = "drill://storage:write"
-JOINT_TIMEOUT_S: Final = 40.0
-"""Silence after which a rank is lost, in seconds; with it go the beats and the patience."""
-
-_BEAT_S: Final = 5.0
+_LONGEST_BEAT_S: Final = 5.0
+_BEATS_PER_TIMEOUT: Final = 4
 _MOST_CAUSES: Final = 20
 _STORE_PATIENCE_S: Final = 5.0
 
@@ -112,14 +110,15 @@ class Job:
 
     def _member(self, process: Process) -> Member:
         scenario = self.scenario
+        timeout_s = scenario.workload.joint_timeout_s
         return Member(
             keys=self.keys,
             rank=process.rank,
             world_size=scenario.ranks,
-            timeout_s=JOINT_TIMEOUT_S,
-            beat_s=_BEAT_S,
+            timeout_s=timeout_s,
+            beat_s=min(_LONGEST_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT),
             on_outage=scenario.workload.on_outage,
-            store_patience_s=JOINT_TIMEOUT_S,
+            store_patience_s=timeout_s,
         )
 
     def _make(self, operation: Operation, circuit: Circuit, member: Member) -> Protocol[bool]:
@@ -159,7 +158,7 @@ class Job:
             probe=partial(self._submit, operation, "probe"),
             classify=classify,
             when_open=when_open,
-            chunk_s=chunk_s(joint_timeout_s=JOINT_TIMEOUT_S),
+            chunk_s=chunk_s(joint_timeout_s=self.scenario.workload.joint_timeout_s),
             voice_s=VOICE_S,
             spread_s=min(1.0, self.scenario.ranks - 1.0),
         )
