@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Brownout",
+    "BrownoutFailure",
     "Clocks",
     "Crash",
     "Fault",
     "GroupRestart",
     "Interrupt",
+    "Kind",
     "Outage",
+    "OutageFailure",
     "Pause",
     "Scenario",
     "Storage",
@@ -51,6 +54,8 @@ Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Kind: TypeAlias = Literal["single", "collective", "joint"]
+OutageFailure: TypeAlias = Literal["reset", "timeout", "throttle", "unknown", "hang"]
+BrownoutFailure: TypeAlias = Literal["reset", "timeout", "throttle", "unknown", "auth", "permanent"]
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,7 +148,7 @@ class Outage(_Fault, frozen=True, kw_only=True, tag="outage"):
     """
 
     for_s: Seconds
-    error: Literal["reset", "timeout", "throttle", "unknown", "hang"] = "reset"
+    error: OutageFailure = "reset"
 
 
 class Brownout(_Fault, frozen=True, kw_only=True, tag="brownout"):
@@ -160,7 +165,7 @@ class Brownout(_Fault, frozen=True, kw_only=True, tag="brownout"):
     for_s: Seconds
     share: Share = 0.3
     slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    error: Literal["reset", "timeout", "throttle", "unknown", "auth", "permanent"] = "reset"
+    error: BrownoutFailure = "reset"
 
 
 class _Strike(_Fault, frozen=True, kw_only=True):
