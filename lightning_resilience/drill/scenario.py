@@ -11,6 +11,7 @@ do with each other is checked whenever a scenario is made, also by a program.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
@@ -336,13 +337,15 @@ def _struck(scenario: Scenario) -> Iterator[tuple[str, tuple[int, ...], int]]:
 
 def _check_struck(path: str, struck: tuple[int, ...], there: int) -> None:
     noun = path.rpartition(".")[2]
-    absent = [number for number in struck if number not in range(there)]
-    twice = [number for number in struck if struck.count(number) > 1]
-    if struck and not absent and not twice:
+    absent = next((number for number in struck if number not in range(there)), None)
+    if not struck:
+        problem = "is empty, so it strikes nobody"
+    elif absent is not None:
+        problem = f"has {absent}, which is not there"
+    elif len(set(struck)) < len(struck):
+        problem = f"has {Counter(struck).most_common(1)[0][0]} twice"
+    else:
         return
-    problem = "is empty, so it strikes nobody"
-    if struck:
-        problem = f"has {absent[0]}, which is not there" if absent else f"has {twice[0]} twice"
     message = (
         f"{path} {problem}: it must be at least one of the {noun}, which are from 0 to "
         f"{there - 1}, each once."
