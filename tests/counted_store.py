@@ -100,5 +100,5 @@ class CountedStore:
 
     def text(self) -> str:
         """Return every key and value, as text."""
-        cells = self._inner._cells.values
+        cells = self._inner._shared.cells.values
         return "\n".join(f"{key}={value!r}" for key, value in cells.items())

@@ -116,12 +116,12 @@ class SeededDice:
         name: Whose dice they are. Two names have nothing in common.
     """
 
-    __slots__ = ("_name", "_nonces", "random")
+    __slots__ = ("_nonces", "name", "random")
 
     def __init__(self, seed: int, name: str) -> None:
         # Text is hashed by the generator itself, not by the interpreter's hash seed.
         self.random = random.Random(f"{seed}/{name}")  # noqa: S311 - a replay needs it
-        self._name = name
+        self.name = name
         self._nonces = 0
 
     def draw(self) -> float:
@@ -131,4 +131,4 @@ class SeededDice:
     def nonce(self) -> str:
         """Return a text that nobody else uses; it says whose it is."""
         self._nonces += 1
-        return f"{self._name}.{self._nonces}"
+        return f"{self.name}.{self._nonces}"

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from lightning_resilience.core.events import StoreLost
 from lightning_resilience.errors import CallTimeoutError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
+from lightning_resilience.protocols.store_effects import STORE_OPERATIONS, store_performers
 from lightning_resilience.runtime.bells import Bells
 from lightning_resilience.runtime.calls import PIECE_S, RunningCall, Token
 from lightning_resilience.runtime.memory import MemoryStore
@@ -43,7 +44,6 @@ T = TypeVar("T")
 _UNDISTURBED_S: Final = 0.6
 # Last words are for a store that answers: a healthy one takes less than a millisecond.
 _LAST_WORDS_S: Final = 0.5
-_STORE_OPERATIONS: Final = (fx.Get, fx.MultiGet, fx.Set, fx.Delete, fx.CompareAndSet, fx.Add)
 
 
 def _nothing() -> None:
@@ -52,19 +52,6 @@ def _nothing() -> None:
 
 def _adopt_nothing() -> Callable[[], None]:
     return _nothing
-
-
-def _store_performers(store: SharedStore) -> dict[type, Callable[[Any], Any]]:
-    return {
-        fx.Get: lambda effect: store.get(effect.key),
-        fx.MultiGet: lambda effect: store.multi_get(effect.keys),
-        fx.Set: lambda effect: store.set(effect.key, effect.value),
-        fx.Delete: lambda effect: store.delete(effect.key),
-        fx.CompareAndSet: lambda effect: store.compare_and_set(
-            effect.key, effect.expected, effect.desired
-        ),
-        fx.Add: lambda effect: store.add(effect.key, effect.amount),
-    }
 
 
 class Driver:
@@ -100,9 +87,9 @@ class Driver:
         self._adopt = adopt
         self._local = threading.local()
         self._own_store = MemoryStore()
-        self._own_performers = _store_performers(self._own_store)
+        self._own_performers = store_performers(self._own_store)
         self._performers: dict[type, Callable[[Any], Any]] = {
-            **_store_performers(store),
+            **store_performers(store),
             fx.WaitFor: self._wait_for,
             fx.Local: self._locally,
             fx.Sleep: self._sleep,
@@ -147,7 +134,7 @@ class Driver:
 
     def _perform(self, effect: Effect, *, hurry: bool) -> Any:  # noqa: ANN401 - whatever the effect yields
         perform = self._performers[type(effect)]
-        if not hurry or not isinstance(effect, _STORE_OPERATIONS):
+        if not hurry or not isinstance(effect, STORE_OPERATIONS):
             return perform(effect)
         call = RunningCall(
             lambda _token: perform(effect), token=Token(), clock=self.clock, adopt=_nothing

@@ -10,6 +10,7 @@ here must work on the others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -18,11 +19,12 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_resilience.errors import CorruptRecordError, StoreUnavailableError
+from lightning_resilience.core.cells import Cells
+from lightning_resilience.errors import StoreUnavailableError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from lightning_resilience.ports import CancelToken
 
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["MemoryObjectStore", "MemoryStore"]
 
 
-class _Cells:
+class _Shared:
     """What all handles of one store share; ``changed`` guards it and tells of every new key."""
 
     def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
+        self.cells = Cells()
         self.changed = threading.Condition()
 
 
@@ -57,44 +59,36 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
-        self._cells = _Cells()
+        self._shared = _Shared()
         self._closed = False
 
     def get(self, key: str) -> bytes | None:
         """The value, or None where the key does not exist."""
-        with self._cells.changed:
-            self._require_open("get", key)
-            return self._cells.values.get(key)
+        with self._open("get", key) as cells:
+            return cells.get(key)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values of all ``keys`` as of one moment, None for each that does not exist."""
-        with self._cells.changed:
-            self._require_open("multi_get", ", ".join(keys))
-            return [self._cells.values.get(key) for key in keys]
+        with self._open("multi_get", ", ".join(keys)) as cells:
+            return cells.multi_get(keys)
 
     def set(self, key: str, value: bytes) -> None:
         """Write ``value``."""
-        with self._cells.changed:
-            self._require_open("set", key)
-            self._write(key, value)
+        with self._open("set", key) as cells:
+            cells.set(key, value)
+            self._shared.changed.notify_all()
 
     def delete(self, key: str) -> bool:
         """Delete the key; True if it existed."""
-        with self._cells.changed:
-            self._require_open("delete", key)
-            return self._cells.values.pop(key, None) is not None
+        with self._open("delete", key) as cells:
+            return cells.delete(key)
 
     def compare_and_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Write ``desired`` if the value is ``expected``; the four cases are the port's."""
-        with self._cells.changed:
-            self._require_open("compare_and_set", key)
-            current = self._cells.values.get(key)
-            if current is None and expected:
-                return expected
-            if current is not None and current != expected:
-                return current
-            self._write(key, desired)
-            return desired
+        with self._open("compare_and_set", key) as cells:
+            returned = cells.compare_and_set(key, expected, desired)
+            self._shared.changed.notify_all()
+            return returned
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, kept as decimal text, and return it.
@@ -102,15 +96,9 @@ class MemoryStore:
         Raises:
             CorruptRecordError: The key holds something that is not a number.
         """
-        with self._cells.changed:
-            self._require_open("add", key)
-            current = self._cells.values.get(key, b"0")
-            try:
-                total = int(current) + amount
-            except ValueError as error:
-                text = f"cannot add {amount} to {key!r}: it holds {current[:40]!r}, not a number"
-                raise CorruptRecordError(text, key=key) from error
-            self._write(key, b"%d" % total)
+        with self._open("add", key) as cells:
+            total = cells.add(key, amount)
+            self._shared.changed.notify_all()
             return total
 
     def wait_for(self, key: str, timeout_s: float) -> bool:
@@ -119,28 +107,31 @@ class MemoryStore:
         Raises:
             StoreUnavailableError: This handle is closed, or was closed while it waited.
         """
-        with self._cells.changed:
-            self._cells.changed.wait_for(
-                lambda: self._closed or key in self._cells.values, timeout=max(0.0, timeout_s)
+        with self._shared.changed:
+            self._shared.changed.wait_for(
+                lambda: self._closed or key in self._shared.cells.values,
+                timeout=max(0.0, timeout_s),
             )
             self._require_open("wait_for", key)
-            return key in self._cells.values
+            return key in self._shared.cells.values
 
     def watcher(self) -> MemoryStore:
         """Another handle to the same data, with its own ``close``."""
         handle = MemoryStore()
-        handle._cells = self._cells
+        handle._shared = self._shared
         return handle
 
     def close(self) -> None:
         """Close this handle, and wake whoever waits on it. Other handles go on."""
-        with self._cells.changed:
+        with self._shared.changed:
             self._closed = True
-            self._cells.changed.notify_all()
+            self._shared.changed.notify_all()
 
-    def _write(self, key: str, value: bytes) -> None:
-        self._cells.values[key] = bytes(value)
-        self._cells.changed.notify_all()
+    @contextlib.contextmanager
+    def _open(self, operation: str, key: str) -> Iterator[Cells]:
+        with self._shared.changed:
+            self._require_open(operation, key)
+            yield self._shared.cells
 
     def _require_open(self, operation: str, key: str) -> None:
         if self._closed:

@@ -248,7 +248,7 @@ def test_a_slow_failure_belongs_to_the_epoch_that_let_it_through(store: CountedS
 
 def record_of(store: CountedStore) -> BreakerRecord:
     """Return the only breaker's record."""
-    cells = store._inner._cells.values
+    cells = store._inner._shared.cells.values
     (key,) = (key for key in cells if "/breaker/" in key)
     return decode(BreakerRecord, cells[key], key=key)
 

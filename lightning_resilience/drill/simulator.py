@@ -1,0 +1,302 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The other driver: thousands of the shipped protocols on one virtual clock.
+
+The blocking driver (``runtime.driver``) performs effects on a real store; this one performs the
+same effects in a world that a scenario and a seed decide. It holds no policy, as that one does not:
+what is simulated is what ships, from the first byte of a record to the last decision.
+
+A process goes on, effect by effect, until it asks for something that takes time; then the next
+entry of the agenda happens. Between two effects a process can be killed, stopped or interrupted.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.drill.call_model import RunningCall
+from lightning_resilience.protocols import effects as fx
+from lightning_resilience.protocols.store_effects import STORE_OPERATIONS, store_performers
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from lightning_resilience.core.events import Event
+    from lightning_resilience.drill.observer import Observers
+    from lightning_resilience.drill.process import Process, Strike
+    from lightning_resilience.drill.storage_model import StorageModel
+    from lightning_resilience.drill.store_model import StoreModel
+    from lightning_resilience.drill.virtual import Agenda
+    from lightning_resilience.protocols.effects import Effect, StoreEffect
+
+
+__all__ = ["Simulator"]
+
+# As in the blocking driver: last words are for a store that answers.
+_LAST_WORDS_S: Final = 0.5
+
+
+class _Later:
+    """What a handler returns whose result comes later."""
+
+
+_LATER: Final = _Later()
+
+
+class _Unperformed:
+    """An effect that a process was about to ask for when it was stopped."""
+
+    __slots__ = ("effect",)
+
+    def __init__(self, effect: Effect) -> None:
+        self.effect = effect
+
+
+class Simulator:
+    """Drives processes.
+
+    Args:
+        agenda: The virtual clock.
+        store: The shared store.
+        storage: The dependency.
+        observers: Are told what processes do and report.
+        store_timeout_s: How long a process waits for the store, in seconds of its clock.
+
+    Attributes:
+        living: Processes that have neither ended nor crashed.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        *,
+        store: StoreModel,
+        storage: StorageModel,
+        observers: Observers,
+        store_timeout_s: float,
+    ) -> None:
+        self.agenda = agenda
+        self.store = store
+        self.storage = storage
+        self.living = 0
+        self._observers = observers
+        self._store_timeout_s = store_timeout_s
+        self._handlers: dict[type, Callable[[Process, Any], Any]] = {
+            fx.Now: lambda process, _effect: process.host.clock.read_s(agenda.now_s),
+            fx.Draw: lambda process, _effect: process.dice.draw(),
+            fx.Nonce: lambda process, _effect: process.dice.nonce(),
+            fx.Emit: lambda process, effect: self.emit(process, effect.event),
+            fx.Sleep: self._sleep,
+            fx.Call: self._call,
+            fx.WaitFor: self._wait_for,
+            fx.Local: self._locally,
+            **dict.fromkeys(STORE_OPERATIONS, self._ask_store),
+        }
+
+    # --- what happens to processes -------------------------------------------------------------
+
+    def start(self, process: Process, program: Generator[Effect, Any, Any]) -> None:
+        """Let a process begin now."""
+        process.program = program
+        self.living += 1
+        self._tell(process, "started")
+        self._advance(process, program.send, None)
+
+    def crash(self, process: Process) -> None:
+        """Kill a process: nothing that it has not sent yet is ever sent."""
+        if process.is_alive:
+            self._end(process, "crashed")
+            process.program.close()
+
+    def pause(self, process: Process, for_s: float) -> None:
+        """Let a process stand still for ``for_s`` seconds of the virtual clock."""
+        if process.is_alive and not process.is_paused:
+            process.is_paused, process.paused_at_s = True, self.agenda.now_s
+            self._tell(process, f"paused for {for_s:.3f} s")
+            self.agenda.after(for_s, self._wake, process)
+
+    def interrupt(self, process: Process) -> None:
+        """Throw what Ctrl-C throws into whatever a process waits for."""
+        if not process.is_alive:
+            return
+        self._tell(process, "is interrupted")
+        process.hurries = True
+        if process.is_paused:
+            process.inbox.insert(0, (process.turn, KeyboardInterrupt()))
+        else:
+            self._deliver(process, process.turn, KeyboardInterrupt())
+
+    def _wake(self, process: Process) -> None:
+        if not process.is_alive:
+            return
+        process.is_paused, process.woken_at_s = False, self.agenda.now_s
+        self._tell(process, "woke")
+        # Bounded: whatever is delivered now begins a new turn, for which nothing has come yet.
+        waiting, process.inbox = process.inbox, []
+        for turn, value in waiting:
+            self._deliver(process, turn, value)
+        if process.call is not None:
+            process.call.woken()
+
+    def _end(self, process: Process, state: str) -> None:
+        process.state = state
+        self.living -= 1
+        process.turn += 1
+        if process.call is not None:
+            process.call.cancel(is_dead=True)
+            process.call = None
+        if process.watch is not None:
+            process.watch.is_over = True
+        self._tell(process, state)
+
+    def _tell(self, process: Process, what: str) -> None:
+        for changed in self._observers.changed:
+            changed(self.agenda.now_s, process, what)
+
+    def emit(self, process: Process, event: Event) -> None:
+        """Report what a process reports."""
+        for emitted in self._observers.emitted:
+            emitted(self.agenda.now_s, process, event)
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def _deliver(self, process: Process, turn: int, value: Any) -> None:  # noqa: ANN401 - a result, or an error
+        if process.turn != turn:
+            return
+        if process.is_paused:
+            process.inbox.append((turn, value))
+            return
+        program = process.program
+        if isinstance(value, _Unperformed):
+            self._perform(process, value.effect)
+        elif isinstance(value, BaseException):
+            self._abandon_call(process)
+            self._advance(process, program.throw, value)
+        else:
+            process.call = None
+            self._advance(process, program.send, value)
+
+    def _abandon_call(self, process: Process) -> None:
+        if process.call is not None:
+            process.call.cancel(is_dead=False)
+            process.call = None
+
+    def _advance(self, process: Process, send: Callable[[Any], Effect], value: Any) -> None:  # noqa: ANN401 - as above
+        """Let a process go on until it asks for something that takes time.
+
+        Bounded by the program: each turn advances it by one effect.
+        """
+        process.turn += 1
+        program = process.program
+        handlers = self._handlers
+        try:
+            while True:
+                effect = send(value)
+                process.effects += 1
+                if process.strikes:
+                    value = self._strike(process, effect)
+                else:
+                    value = handlers[type(effect)](process, effect)
+                if value is _LATER:
+                    return
+                send = program.throw if isinstance(value, BaseException) else program.send
+        except StopIteration:
+            self._end(process, "ended")
+        except (KeyboardInterrupt, SystemExit):
+            self._end(process, "interrupted")
+
+    def _perform(self, process: Process, effect: Effect) -> None:
+        value = self._handlers[type(effect)](process, effect)
+        if value is not _LATER:
+            self._deliver(process, process.turn, value)
+
+    def _strike(self, process: Process, effect: Effect) -> Any:  # noqa: ANN401 - as the effect, or what strikes
+        due = [strike for at, strike in process.strikes if at <= process.effects]
+        if not due:
+            return self._handlers[type(effect)](process, effect)
+        process.strikes = [left for left in process.strikes if left[1] is not due[0]]
+        return self._hit(process, due[0], effect)
+
+    def _hit(self, process: Process, strike: Strike, effect: Effect) -> KeyboardInterrupt | _Later:
+        if strike.what == "crash":
+            # The generator is running: it is closed once it has let go.
+            self.agenda.after(0.0, self._close, process.program)
+            self._end(process, "crashed")
+            return _LATER
+        if strike.what == "interrupt":
+            self._tell(process, "is interrupted")
+            process.hurries = True
+            return KeyboardInterrupt()
+        self.pause(process, strike.for_s)
+        process.inbox.append((process.turn, _Unperformed(effect)))
+        return _LATER
+
+    @staticmethod
+    def _close(program: Generator[Effect, Any, Any]) -> None:
+        program.close()
+
+    # --- effects that take time ----------------------------------------------------------------
+
+    def _sleep(self, process: Process, effect: fx.Sleep) -> _Later:
+        lasts_s = process.host.clock.lasts_s(effect.duration_s)
+        self.agenda.after(lasts_s, partial(self._deliver, process, process.turn))
+        return _LATER
+
+    def _timeout_s(self, process: Process) -> float:
+        timeout_s = _LAST_WORDS_S if process.hurries else self._store_timeout_s
+        return process.host.clock.lasts_s(timeout_s)
+
+    def _ask_store(self, process: Process, effect: StoreEffect) -> _Later:
+        self.send(process, effect, partial(self._deliver, process, process.turn))
+        return _LATER
+
+    def send(self, process: Process, effect: StoreEffect, answer: Callable[[Any], None]) -> None:
+        """Send an operation to the store on a process's behalf."""
+        process.store_operations += 1
+        self.store.send(process, effect, answer, timeout_s=self._timeout_s(process))
+
+    def _wait_for(self, process: Process, effect: fx.WaitFor) -> Any:  # noqa: ANN401 - True, False, or later
+        if effect.timeout_s <= 0:
+            return False
+        watch = process.watch
+        if watch is None or process.watched_key != effect.key:
+            if watch is not None:
+                watch.is_over = True
+            process.watched_key = effect.key
+            process.store_operations += 1
+            process.watch = self.store.watch(process, effect.key, partial(self._rang, process))
+        elif watch.is_over:
+            # It rang, or broke, while nobody was waiting.
+            process.watch = None
+            return watch.value
+        process.waiting_turn = process.turn
+        lasts_s = process.host.clock.lasts_s(effect.timeout_s)
+        self.agenda.after(lasts_s, partial(self._deliver, process, process.turn), value=False)
+        return _LATER
+
+    def _rang(self, process: Process, value: Any) -> None:  # noqa: ANN401 - True, or an error
+        if process.is_alive and process.waiting_turn == process.turn:
+            process.watch = None
+            self._deliver(process, process.turn, value)
+
+    def _locally(self, process: Process, effect: fx.Local) -> Any:  # noqa: ANN401 - as the effect in it
+        inner = effect.effect
+        if not isinstance(inner, fx.WaitFor):
+            return self.perform_own(process, inner)
+        if inner.key in process.own.values:
+            return True
+        lasts_s = process.host.clock.lasts_s(inner.timeout_s)
+        self.agenda.after(lasts_s, partial(self._deliver, process, process.turn), value=False)
+        return _LATER
+
+    def perform_own(self, process: Process, effect: StoreEffect) -> Any:  # noqa: ANN401 - whatever it returns
+        """Perform an operation on a process's own store."""
+        return store_performers(process.own)[type(effect)](effect)
+
+    def _call(self, process: Process, effect: fx.Call) -> _Later:
+        answer = partial(self._deliver, process, process.turn)
+        process.call = RunningCall(self, process, effect, answer=answer)
+        process.call.begin()
+        return _LATER

@@ -1,0 +1,238 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What every rank of a simulated job does: rounds of guarded calls and joint saves.
+
+The programs are what the adapters make of a user's training: calls of one rank's own, calls that
+all make at the same time, and joint saves on which one rank works. A call that fails is caught, as
+a careful user's is; a joint save that fails ends its rank, as an exception does that nobody
+catches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.core.joint import error_of, report_of
+from lightning_resilience.core.outcome import classify
+from lightning_resilience.core.waiting import VOICE_S, chunk_s
+from lightning_resilience.drill.process import Operation
+from lightning_resilience.drill.storage_model import Request
+from lightning_resilience.errors import ResilienceError
+from lightning_resilience.protocols.circuit import Circuit, begin
+from lightning_resilience.protocols.circuit_memory import Limits, Link, give_detour
+from lightning_resilience.protocols.effects import Draw, Sleep
+from lightning_resilience.protocols.guard import GuardedCall, guard
+from lightning_resilience.protocols.joint import Joint, Member, Part, perform
+from lightning_resilience.protocols.persistent import Persistence, with_persistence
+from lightning_resilience.protocols.probe import Patience
+
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from lightning_resilience.core.records import Keys
+    from lightning_resilience.drill.observer import Observers
+    from lightning_resilience.drill.process import Process
+    from lightning_resilience.drill.scenario import Scenario
+    from lightning_resilience.drill.storage_model import StorageModel
+    from lightning_resilience.drill.virtual import Agenda
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.effects import Effect, Protocol
+    from lightning_resilience.protocols.guard import Guarded
+    from lightning_resilience.protocols.joint import JointResult
+
+
+__all__ = ["DEPENDENCY", "JOINT_TIMEOUT_S", "Job"]
+
+DEPENDENCY: Final = "drill://storage:write"
+JOINT_TIMEOUT_S: Final = 40.0
+"""Silence after which a rank is lost, in seconds; with it go the beats and the patience."""
+
+_BEAT_S: Final = 5.0
+_MOST_CAUSES: Final = 20
+_STORE_PATIENCE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the processes of one incarnation have in common.
+
+    Args:
+        scenario: The world.
+        keys: Names of the keys of this incarnation.
+        agenda: The virtual clock, for the record of what was done when.
+        storage: The dependency.
+        observers: Are told of operations.
+    """
+
+    scenario: Scenario
+    keys: Keys
+    agenda: Agenda
+    storage: StorageModel
+    observers: Observers
+
+    def program(self, process: Process) -> Generator[Effect, Any, Any]:
+        """Return what a process runs from its start to its end."""
+        scenario, work = self.scenario, self.scenario.workload
+        circuit = self._circuit(process)
+        process.circuit = circuit
+        member = self._member(process)
+        if "joint" in work.kinds or not scenario.may_go_alone:
+            # As the callback does: nobody is let through before the record was read.
+            yield from with_persistence(
+                begin(circuit, new_incarnation=process.rank == 0), _persistence(member)
+            )
+        number = 0
+        for turn in range(work.rounds):
+            if turn:
+                yield Sleep(work.every_s)
+            for kind in work.kinds:
+                draw: float = yield Draw()
+                yield Sleep(draw * work.spread_s)
+                number += 1
+                operation = Operation(process=process, kind=kind, number=number)
+                if not (yield from self._make(operation, circuit, member)):
+                    return
+
+    def _circuit(self, process: Process) -> Circuit:
+        scenario = self.scenario
+        circuit = Circuit(
+            DEPENDENCY,
+            config=scenario.breaker,
+            keys=self.keys,
+            host=process.host.name,
+            hosts=scenario.hosts,
+            limits=Limits(admission=scenario.admission, budget=scenario.budget),
+        )
+        if scenario.may_go_alone:
+            give_detour(circuit, link=Link(), processes=scenario.ranks)
+        return circuit
+
+    def _member(self, process: Process) -> Member:
+        scenario = self.scenario
+        return Member(
+            keys=self.keys,
+            rank=process.rank,
+            world_size=scenario.ranks,
+            timeout_s=JOINT_TIMEOUT_S,
+            beat_s=_BEAT_S,
+            on_outage=scenario.workload.on_outage,
+            store_patience_s=JOINT_TIMEOUT_S,
+        )
+
+    def _make(self, operation: Operation, circuit: Circuit, member: Member) -> Protocol[bool]:
+        """Make an operation; return whether the process goes on after it."""
+        process = operation.process
+        process.operation = operation
+        operation.began_at_s = self.agenda.now_s
+        before = process.store_operations
+        for began in self.observers.operation_began:
+            began(self.agenda.now_s, operation)
+        try:
+            if operation.kind == "joint":
+                operation.result = yield from self._save(operation, circuit, member)
+            else:
+                operation.result = yield from self._call(operation, circuit)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            operation.error = error
+            if not isinstance(error, Exception):
+                self._has_ended(operation, before)
+                raise
+        self._has_ended(operation, before)
+        return operation.kind != "joint" or operation.error is None
+
+    def _has_ended(self, operation: Operation, before: int) -> None:
+        operation.ended_at_s = self.agenda.now_s
+        operation.store_operations = operation.process.store_operations - before
+        for ended in self.observers.operation_ended:
+            ended(self.agenda.now_s, operation)
+        if operation.error is not None:
+            # Its frames would keep all that the operation has held.
+            operation.error = _without_frames(operation.error)
+
+    def _patience(self, operation: Operation, *, when_open: str) -> Patience:
+        return Patience(
+            probe=partial(self._submit, operation, "probe"),
+            classify=classify,
+            when_open=when_open,
+            chunk_s=chunk_s(joint_timeout_s=JOINT_TIMEOUT_S),
+            voice_s=VOICE_S,
+            spread_s=min(1.0, self.scenario.ranks - 1.0),
+        )
+
+    def _submit(self, operation: Operation, kind: str, _token: CancelToken) -> Request:
+        if kind == "call":
+            operation.attempts += 1
+        request = Request(kind, operation.process, operation, attempt=operation.attempts)
+        self.storage.submit(request)
+        return request
+
+    def _guarded(self, operation: Operation, *, is_joint: bool) -> GuardedCall:
+        scenario = self.scenario
+        when_open = "wait" if is_joint else scenario.workload.when_open
+        return GuardedCall(
+            work=partial(self._submit, operation, "call"),
+            operation=operation.kind,
+            target=f"{operation.number}.ckpt",
+            policy=scenario.retry,
+            patience=self._patience(operation, when_open=when_open),
+            collective=operation.kind == "collective",
+            may_go_alone=scenario.may_go_alone and not is_joint,
+            store_patience_s=None if is_joint else _STORE_PATIENCE_S,
+        )
+
+    def _call(self, operation: Operation, circuit: Circuit) -> Protocol[Guarded]:
+        return guard(circuit, self._guarded(operation, is_joint=False))
+
+    def _save(
+        self, operation: Operation, circuit: Circuit, member: Member
+    ) -> Protocol[JointResult]:
+        worker = 0
+        joint = Joint(
+            op="save",
+            seq=operation.number,
+            digest="",
+            subject=f"{operation.number}.ckpt",
+            workers=(worker,),
+            circuit=circuit,
+            patience=self._patience(operation, when_open="wait"),
+            deadline_s=self.scenario.retry.deadline_s,
+        )
+        part = None
+        if member.rank == worker:
+            part = Part(
+                run=lambda started_at_s: guard(
+                    circuit, self._guarded(operation, is_joint=True), started_at_s
+                ),
+                detail=lambda done: str(done.value),
+                outcome=lambda error: report_of(error, rank=member.rank, outcome=classify(error)),
+            )
+        result: JointResult = yield from perform(member, joint, part)
+        operation.result = result
+        if result.error is not None and not isinstance(result.error, Exception):
+            raise result.error
+        failure = error_of(result.final, seq=joint.seq)
+        if failure is not None:
+            raise failure
+        return result
+
+
+def _persistence(member: Member) -> Persistence:
+    def unavailable(lost_for_s: float, error: Exception) -> Exception:
+        return ResilienceError(f"no answer from the store for {lost_for_s:.1f} s: {error}")
+
+    return Persistence(op="begin", patience_s=member.store_patience_s, error=unavailable)
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    link: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if link is None:
+            break
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
