@@ -48,7 +48,8 @@ class World:
         store: The shared store.
         storage: The dependency.
         processes: All processes so far; those of the present incarnation come last.
-        healed_at_s: When the last fault is over, on the virtual clock.
+        healed_at_s: When the last fault is over, on the virtual clock. It moves on where a pause
+            strikes late.
         trace: The run's digest.
     """
 
@@ -97,11 +98,8 @@ class World:
         return HostClock(offset_s=offset_s, rate=clocks.rate ** (2 * draw() - 1))
 
     def _take_seats(self) -> list[Host]:
-        per_host = -(-self.scenario.ranks // self.scenario.hosts)
-        return [
-            self.hosts[min(rank // per_host, len(self.hosts) - 1)]
-            for rank in range(self.scenario.ranks)
-        ]
+        ranks = self.scenario.ranks
+        return [self.hosts[rank * len(self.hosts) // ranks] for rank in range(ranks)]
 
     def run(self, *, until_s: float) -> bool:
         """Let things happen until every process has ended.
@@ -116,12 +114,13 @@ class World:
         while True:
             next_at_s = agenda.next_at_s()
             if next_at_s is None or self._is_over():
-                return self._is_over()
+                return self.simulator.living == 0
             if next_at_s > until_s:
                 return False
             agenda.step()
 
     def _is_over(self) -> bool:
+        # A restart that is still to come makes new processes.
         return self.simulator.living == 0 and self.agenda.now_s >= self.healed_at_s
 
     # --- processes -----------------------------------------------------------------------------
