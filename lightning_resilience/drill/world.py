@@ -48,8 +48,6 @@ class World:
         store: The shared store.
         storage: The dependency.
         processes: All processes so far; those of the present incarnation come last.
-        healed_at_s: When the last fault is over, on the virtual clock. It moves on where a pause
-            strikes late.
         trace: The run's digest.
     """
 
@@ -63,7 +61,7 @@ class World:
         self.scenario = scenario
         self.seed = seed
         self.agenda = Agenda()
-        self.healed_at_s = max((_over_at_s(fault) for fault in scenario.faults), default=0.0)
+        self._faults_over_at_s = max((_over_at_s(fault) for fault in scenario.faults), default=0.0)
         self.processes: list[Process] = []
         self._incarnation = 0
         self._clocks = SeededDice(seed, "clocks")
@@ -89,6 +87,11 @@ class World:
         self.agenda.at(0.0, self._begin)
         for fault in scenario.faults:
             self._plan(fault)
+
+    @property
+    def healed_at_s(self) -> float:
+        """When the last fault is over, on the virtual clock. It moves on where a pause comes late."""
+        return max(self._faults_over_at_s, self.simulator.awake_at_s)
 
     def _clock(self) -> HostClock:
         clocks = self.scenario.clocks
