@@ -61,7 +61,7 @@ class World:
         self.scenario = scenario
         self.seed = seed
         self.agenda = Agenda()
-        self._planned_until_s = max((_over_at_s(fault) for fault in scenario.faults), default=0.0)
+        self._faults_over_at_s = max((_over_at_s(fault) for fault in scenario.faults), default=0.0)
         self.processes: list[Process] = []
         self._incarnation = 0
         self._clocks = SeededDice(seed, "clocks")
@@ -94,7 +94,7 @@ class World:
 
         It grows where a fault strikes only after some effects, and so later than was planned.
         """
-        return max(self._planned_until_s, self.simulator.struck_until_s)
+        return max(self._faults_over_at_s, self.simulator.struck_until_s)
 
     def _clock(self) -> HostClock:
         clocks = self.scenario.clocks
@@ -104,11 +104,8 @@ class World:
         return HostClock(offset_s=offset_s, rate=clocks.rate ** (2 * draw() - 1))
 
     def _take_seats(self) -> list[Host]:
-        per_host = -(-self.scenario.ranks // self.scenario.hosts)
-        return [
-            self.hosts[min(rank // per_host, len(self.hosts) - 1)]
-            for rank in range(self.scenario.ranks)
-        ]
+        ranks = self.scenario.ranks
+        return [self.hosts[rank * len(self.hosts) // ranks] for rank in range(ranks)]
 
     def run(self, *, until_s: float) -> bool:
         """Let things happen until every process has ended.
@@ -126,9 +123,10 @@ class World:
             if next_at_s > until_s:
                 return False
             agenda.step()
-        return self._is_over()
+        return simulator.living == 0
 
     def _is_over(self) -> bool:
+        # A restart that is still to come makes new processes.
         return self.simulator.living == 0 and self.agenda.now_s >= self.healed_at_s
 
     # --- processes -----------------------------------------------------------------------------
