@@ -130,16 +130,17 @@ class StoreModel:
             back_at_s = now_s + 2 * self._config.latency_s
             self._agenda.at(min(back_at_s, sent.gives_up_at_s), answer, _refused(effect))
             return
-        arrives_at_s = now_s + self._config.latency_s
+        late_s: float | None = 0.0
+        is_answered = True
         if self._is_lossy:
             late_s, is_answered = self._luck()
-            if late_s is None:
-                self._let_wait(sent)
-                return
-            arrives_at_s += late_s
-            if not is_answered or arrives_at_s >= sent.gives_up_at_s:
-                self._let_wait(sent)
-                sent = sent._replace(answer=None)
+        if late_s is None:
+            self._let_wait(sent)
+            return
+        arrives_at_s = now_s + self._config.latency_s + late_s
+        if not is_answered or arrives_at_s >= sent.gives_up_at_s:
+            self._let_wait(sent)
+            sent = sent._replace(answer=None)
         self._agenda.at(arrives_at_s, self._arrive, sent)
 
     def _let_wait(self, sent: _Sent) -> None:
