@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,7 +24,7 @@ SERVICE_S = 1.0
 FAILING_S = 0.125
 
 
-def bench_of(**options: float) -> Bench:
+def bench_of(**options: Any) -> Bench:
     """Storage with two slots and round numbers."""
     return Bench(
         storage=Storage(**{"slots": 2, "service_s": SERVICE_S, "failing_s": FAILING_S, **options})
