@@ -118,16 +118,13 @@ class World:
         """
         agenda, simulator = self.agenda, self.simulator
         while (next_at_s := agenda.next_at_s()) is not None:
-            if not simulator.living and self._is_over():
+            # Faults that are still to come may make new processes, and the first come at 0.
+            if not simulator.living and next_at_s > self.healed_at_s:
                 break
             if next_at_s > until_s:
                 return False
             agenda.step()
         return simulator.living == 0
-
-    def _is_over(self) -> bool:
-        # A restart that is still to come makes new processes.
-        return self.simulator.living == 0 and self.agenda.now_s >= self.healed_at_s
 
     # --- processes -----------------------------------------------------------------------------
 
