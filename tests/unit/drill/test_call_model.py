@@ -81,6 +81,7 @@ class Caller:
             value = error
         except KeyboardInterrupt as error:
             self.came.append((self.bench.agenda.now_s, error))
+            yield fx.Sleep(self.stays_s)
             raise
         self.came.append((self.bench.agenda.now_s, value))
         yield fx.Sleep(self.stays_s)
@@ -493,7 +494,7 @@ def test_an_interruption_in_a_call_abandons_it(timeout_s: float | None) -> None:
 
 def test_a_caller_that_is_interrupted_while_it_asks_does_not_learn_the_answer() -> None:
     """It was thrown out of its question, and the store has performed it."""
-    caller = Caller(bench_of())
+    caller = Caller(bench_of(), stays_s=5.0)
     renewal = Renewal()
     caller.bench.store.cells.set("slot", b"held")
     process = caller.call(timeout_s=100.0, renewal=renewal)

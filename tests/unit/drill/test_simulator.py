@@ -262,6 +262,19 @@ def test_a_process_can_be_killed_in_whatever_it_waits_for(effect: Effect) -> Non
     assert bench.simulator.living == 0
 
 
+def test_a_killed_process_waits_at_the_store_no_longer() -> None:
+    """Its connection is closed: the store's thread wakes nobody when the bell rings."""
+    bench = bench_of()
+    _, process = play(bench, fx.WaitFor("bell", 10.0))
+    bench.at(1.0, lambda: bench.simulator.crash(process))
+    bench.ask(bench.process(1), fx.Set("bell", b""), at_s=2.0)
+
+    heard = bench.ask(bench.process(1), fx.Get("bell"), at_s=2.0)
+    bench.run()
+
+    assert heard.at_s == 2.0 + ROUND_TRIP_S + SERVICE_S
+
+
 def test_what_a_killed_process_has_sent_arrives() -> None:
     """Its last message is on its way, and changes the store."""
     bench = bench_of()
@@ -329,7 +342,9 @@ def test_what_comes_to_who_stands_still_comes_in_its_order() -> None:
 
     bench.run()
 
-    assert script.came[0] == (11.0, True)
+    # And it was heard once: the next wait is a new one.
+    assert script.came == [(11.0, True), (11.0 + ROUND_TRIP_S, True)]
+    assert process.store_operations == 2
 
 
 def test_a_bell_after_the_end_of_the_time_is_not_lost_on_who_stands_still() -> None:
@@ -421,6 +436,30 @@ def test_last_words_wait_half_a_second_for_the_store(timeout_s: float, lasts_s: 
 
     [(at_s, _)] = errors
     assert at_s == 1.0 + lasts_s / 0.5
+    assert process.state == "interrupted"
+
+
+def test_work_that_is_interrupted_leaves_half_a_second_as_well() -> None:
+    """Whatever throws an interruption: from then on the program says its last words."""
+    bench = bench_of(lost_requests=1.0)
+    times: list[float] = []
+
+    def interrupted(_token: object) -> None:
+        raise KeyboardInterrupt
+
+    def program() -> Generator[Effect, Any, None]:
+        try:
+            yield fx.Call(interrupted)
+        except KeyboardInterrupt:
+            with contextlib.suppress(StoreUnavailableError):
+                yield fx.Set("k", b"last words")
+            times.append(bench.agenda.now_s)
+            raise
+
+    process = bench.start(program())
+    bench.run()
+
+    assert times == [0.5]
     assert process.state == "interrupted"
 
 

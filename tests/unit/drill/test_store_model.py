@@ -241,6 +241,31 @@ def test_a_server_that_is_gone_refuses_at_once() -> None:
     assert "gone" in str(heard.value)
 
 
+def test_a_refusal_that_takes_too_long_is_no_answer() -> None:
+    """A client waits for its timeout and no longer, also for a server that is gone."""
+    bench = Bench(store=Store(latency_s=3.0, timeout_s=TIMEOUT_S))
+    bench.at(1.0, bench.store.go)
+
+    heard = bench.ask(bench.process(), fx.Get("k"), at_s=2.0)
+    bench.run()
+
+    assert heard.at_s == 2.0 + TIMEOUT_S
+
+
+def test_a_server_that_comes_back_has_no_queue() -> None:
+    """What waited for its thread was refused, and delays nobody who comes then."""
+    bench = Bench(store=plain())
+    for rank in range(16):
+        bench.ask(bench.process(rank), fx.Get("k"))
+    bench.at(0.5, bench.store.go)
+    bench.at(0.75, lambda: bench.store.come_back(empty=False))
+
+    heard = bench.ask(bench.process(), fx.Get("k"), at_s=0.75)
+    bench.run()
+
+    assert heard.at_s == 0.75 + ROUND_TRIP_S
+
+
 def test_who_waits_at_a_server_that_goes_is_told() -> None:
     """Also whoever is on its way to wait there."""
     bench = Bench(store=plain())
