@@ -56,15 +56,15 @@ HOSTS = {READ: RANKS, WRITE: 1}
 CONFIG = BreakerConfig(
     trip_failures=2,
     view_max_age_s=0.2,
-    open_for_s=2.25,
-    max_open_for_s=2.25,
-    probe_timeout_s=0.3,
-    probe_lease_s=2.2,
+    open_for_s=2.1,
+    max_open_for_s=2.1,
+    probe_timeout_s=0.2,
+    probe_lease_s=2.05,
     max_concurrent=4,
 )
 ADMISSION = AdmissionConfig(slot_lease_s=1.2, beat_every_s=0.2)
 LIMITS = Limits(admission=ADMISSION, budget=BudgetConfig(retry_floor=1000))
-SILENCE_S = 2.5
+SILENCE_S = 2.0
 STORE_PATIENCE_S = 0.3
 LASTS_S = 0.02
 _WELL, _ILL = 200, 503
@@ -80,7 +80,8 @@ class Storage(http.server.ThreadingHTTPServer):
         served: What has reached it.
         is_ill: Whether it refuses.
         stopped: Ranks whose calls stay in it.
-        on_knock: Told which rank is about to send a probe; it is answered afterwards.
+        felt_at_s: When the present outage was first felt.
+        on_knock: Told which rank is about to send the job's probe; it is answered afterwards.
         on_call: Told of each call that a slot has let in, once it is counted.
     """
 
@@ -91,6 +92,7 @@ class Storage(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         self.served: list[Served] = []
         self.is_ill = False
+        self.felt_at_s: float | None = None
         self.stopped: set[int] = set()
         self.on_knock: Callable[[int], None] = lambda _: None
         self.on_call: Callable[[int], None] = lambda _: None
@@ -115,7 +117,8 @@ class Storage(http.server.ThreadingHTTPServer):
     def serve(self, told: dict[str, Any], connection: socket.socket) -> int:
         """Count one request, let it last its time, and return the status of its answer."""
         if told["kind"] == "knock":
-            self.on_knock(told["rank"])
+            if told["way"] == "shared":
+                self.on_knock(told["rank"])
             return _WELL
         claim = told.pop("claim")
         with self._lock:
@@ -129,6 +132,8 @@ class Storage(http.server.ThreadingHTTPServer):
         with self._lock:
             served.went_well = not self.is_ill
             served.ended_at_s = time.monotonic()
+            if self.is_ill and self.felt_at_s is None:
+                self.felt_at_s = served.ended_at_s
         return _WELL if served.went_well else _ILL
 
     def _last(self, served: Served, connection: socket.socket) -> None:
@@ -139,6 +144,11 @@ class Storage(http.server.ThreadingHTTPServer):
             is_gone = bool(select.select([connection], [], [], LASTS_S / 2)[0])
             if is_gone:
                 return
+
+    def heal(self) -> None:
+        """Be well from now on."""
+        with self._lock:
+            self.is_ill, self.felt_at_s = False, None
 
     def inside(self) -> list[Served]:
         """Requests that are in it now."""
@@ -354,7 +364,7 @@ class PromiseRank:
     def _patience(self, dependency: str) -> Patience:
         def probe(_token: CancelToken) -> None:
             way, claim = self._probe_claim(dependency)
-            put(self.port, {"kind": "knock", "rank": self.rank})
+            put(self.port, {"kind": "knock", "way": way, "rank": self.rank})
             self._put("probe", dependency, way=way, claim=claim)
 
         return Patience(probe=probe, classify=classify, chunk_s=1.0, voice_s=HANG_S, spread_s=0.05)
