@@ -56,15 +56,15 @@ HOSTS = {READ: RANKS, WRITE: 1}
 CONFIG = BreakerConfig(
     trip_failures=2,
     view_max_age_s=0.2,
-    open_for_s=2.1,
-    max_open_for_s=2.1,
-    probe_timeout_s=0.2,
-    probe_lease_s=2.05,
+    open_for_s=2.05,
+    max_open_for_s=2.05,
+    probe_timeout_s=0.15,
+    probe_lease_s=2.0,
     max_concurrent=4,
 )
 ADMISSION = AdmissionConfig(slot_lease_s=1.2, beat_every_s=0.2)
 LIMITS = Limits(admission=ADMISSION, budget=BudgetConfig(retry_floor=1000))
-SILENCE_S = 2.0
+SILENCE_S = 1.6
 STORE_PATIENCE_S = 0.3
 LASTS_S = 0.02
 _WELL, _ILL = 200, 503
@@ -289,7 +289,6 @@ class PromiseRank:
     def joint(self, seq: int, worker: int) -> None:
         """Take part in a joint operation in which one rank has work."""
         began_at_s = time.monotonic()
-        common = {"rank": self.rank, "seq": seq, "worker": worker, "began_at_s": began_at_s}
         member = Member(
             keys=self.keys,
             rank=self.rank,
@@ -310,17 +309,16 @@ class PromiseRank:
             deadline_s=HANG_S,
         )
         part = self._part() if self.rank == worker else None
+        ended: dict[str, Any]
         try:
-            final = self.driver.run(perform(member, joint, part)).final
-            told = Told(**common, ended_at_s=time.monotonic(), final=final)
+            ended = {"final": self.driver.run(perform(member, joint, part)).final}
         except Exception as error:  # noqa: BLE001 - the test looks at it
-            told = Told(
-                **common,
-                ended_at_s=time.monotonic(),
-                error=type(error).__name__,
-                lost_ranks=getattr(error, "lost_ranks", ()),
-            )
-        self.told.append(told)
+            lost_ranks = getattr(error, "lost_ranks", ())
+            ended = {"error": type(error).__name__, "lost_ranks": lost_ranks}
+        ended |= {"ended_at_s": time.monotonic()}
+        self.told.append(
+            Told(rank=self.rank, seq=seq, worker=worker, began_at_s=began_at_s, **ended)
+        )
 
     def _part(self) -> Part:
         def run(started_at_s: float) -> Protocol[Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ORDERS: Final = ("collective", "joint", "single")
 # Longer than what somebody takes for death: the lease of a slot or probe, a worker's silence.
-LONG_S: Final = {"caller": 1.7, "any": 1.7, "worker": 2.4, "waiter": 2.0, "prober": 2.6}
+LONG_S: Final = {"caller": 2.0, "any": 1.4, "worker": 1.9, "waiter": 1.2, "prober": 2.6}
 SHORT_S: Final = 0.4
 TEST: Final = "tests/integration/test_promises_on_real_processes.py"
 
@@ -61,33 +61,39 @@ class Fault:
         return f"{self.what}{whom} from {self.at_s:.2f} s{lasts}"
 
 
-STRIKES: Final = (
+BRIEF: Final = (
     ("kill", "prober", 0.0),
     ("kill", "caller", 0.0),
     ("kill", "worker", 0.0),
     ("kill", "any", 0.0),
     ("stop", "prober", SHORT_S),
     ("stop", "caller", SHORT_S),
-    *(("stop", whom, length_s) for whom, length_s in LONG_S.items()),
 )
+STRIKES: Final = (*BRIEF, *(("stop", whom, length_s) for whom, length_s in LONG_S.items()))
 
 
 def plan(seed: int) -> list[Fault]:
     """Return the faults of a round, in order of time."""
     dice = random.Random(seed)
     # In one round of ten the first probe comes too early.
-    lasts_s = dice.uniform(0.3, 1.5) if seed % 10 else CONFIG.open_for_s + 0.3
-    faults = [Fault(what="outage", at_s=dice.uniform(0.1, 0.6), for_s=lasts_s)]
-    strikes = [STRIKES[seed % len(STRIKES)], dice.choice(STRIKES)]
-    for what, whom, for_s in strikes if seed % 2 else strikes[:1]:
-        at_s = dice.uniform(0.05, 0.8)
-        faults.append(Fault(what=what, at_s=at_s, whom=whom, for_s=for_s * dice.uniform(1.0, 1.1)))
+    lasts_s = dice.uniform(0.3, 1.2) if seed % 10 else CONFIG.open_for_s + 0.3
+    faults = [Fault(what="outage", at_s=dice.uniform(0.1, 0.5), for_s=lasts_s)]
+    # All ranks wait for one that is stopped, so one long stop in a round is enough.
+    strikes = [STRIKES[seed % len(STRIKES)], dice.choice(BRIEF)]
+    for what, whom, for_s in strikes if seed % 3 == 1 else strikes[:1]:
+        faults += _strikes(what, whom, for_s * dice.uniform(1.0, 1.1), dice.uniform(0.05, 0.5))
     if seed % 4 == 0:
-        faults.append(Fault(what="store", at_s=dice.uniform(0.1, 2.0)))
+        faults.append(Fault(what="store", at_s=dice.uniform(0.1, 1.5)))
     elif seed % 4 == 2:
-        for_s = dice.uniform(0.5, 2.8)
-        faults.append(Fault(what="store", at_s=dice.uniform(0.1, 1.0), for_s=for_s))
+        for_s = dice.uniform(0.5, 1.8)
+        faults.append(Fault(what="store", at_s=dice.uniform(0.1, 0.6), for_s=for_s))
     return sorted(faults, key=lambda fault: fault.at_s)
+
+
+def _strikes(what: str, whom: str, for_s: float, at_s: float) -> list[Fault]:
+    # With all slots in the hands of the stopped, those who wait are there to forgive them.
+    number = CONFIG.max_concurrent if whom == "caller" and for_s > ADMISSION.slot_lease_s else 1
+    return [Fault(what=what, at_s=at_s, whom=whom, for_s=for_s) for _ in range(number)]
 
 
 @dataclass
