@@ -81,7 +81,8 @@ class Storage(http.server.ThreadingHTTPServer):
         is_ill: Whether it refuses.
         stopped: Ranks whose calls stay in it.
         felt_at_s: When the present outage was first felt.
-        on_knock: Told which rank is about to send the job's probe; it is answered afterwards.
+        on_knock: Told which rank is about to send the one probe for which all ranks wait; it is
+            answered afterwards.
         on_call: Told of each call that a slot has let in, once it is counted.
     """
 
@@ -117,7 +118,7 @@ class Storage(http.server.ThreadingHTTPServer):
     def serve(self, told: dict[str, Any], connection: socket.socket) -> int:
         """Count one request, let it last its time, and return the status of its answer."""
         if told["kind"] == "knock":
-            if told["way"] == "shared":
+            if (told["way"], told["dependency"]) == ("shared", READ):
                 self.on_knock(told["rank"])
             return _WELL
         claim = told.pop("claim")
@@ -362,7 +363,8 @@ class PromiseRank:
     def _patience(self, dependency: str) -> Patience:
         def probe(_token: CancelToken) -> None:
             way, claim = self._probe_claim(dependency)
-            put(self.port, {"kind": "knock", "way": way, "rank": self.rank})
+            who = {"way": way, "dependency": dependency, "rank": self.rank}
+            put(self.port, {"kind": "knock", **who})
             self._put("probe", dependency, way=way, claim=claim)
 
         return Patience(probe=probe, classify=classify, chunk_s=1.0, voice_s=HANG_S, spread_s=0.05)

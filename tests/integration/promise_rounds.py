@@ -153,6 +153,7 @@ class Round:
         self.storage.on_knock = lambda rank: self._strike("prober", rank)
         self.storage.on_call = lambda rank: self._strike("caller", rank)
         self._began_at_s = time.monotonic()
+        self._keep_time()
         while not self._is_over():
             self._do_all()
         # What has met nobody in reach does so no more.

@@ -150,8 +150,8 @@ def test_a_rank_that_is_late_to_a_replaced_store_makes_up_no_verdict(
     It cannot know how the operation ended, and nobody is left to tell it.
     """
     faults = [
-        Fault(what="stop", at_s=0.0, whom="waiter", for_s=1.5),
-        Fault(what="store", at_s=0.6),
+        Fault(what="stop", at_s=0.0, whom="waiter", for_s=2.0),
+        Fault(what="store", at_s=1.0),
     ]
     recording = Round(1, sixteen, storage, server, faults).play()
 
