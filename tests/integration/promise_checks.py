@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker import BreakerState, quorum
 from lightning_resilience.core.breaker_record import LEGAL
+from lightning_resilience.core.lease import CLOCK_RATE_FACTOR
 from lightning_resilience.core.outcome import FailureClass
 
 
@@ -48,8 +49,7 @@ FOREVER_S: Final = math.inf
 SCHEDULING_S: Final = 1.0
 # Chance that a bound on chance is broken by chance.
 _UNLIKELY: Final = 1e-6
-_CHECKED_LATE: Final = 1.5
-_FAR: Final = "rebuilt"
+_REBUILT: Final = "rebuilt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +242,7 @@ def is_late(recording: Recording, probe: Served) -> bool:
     if probe.claim is None:
         return False
     config, claimed_at_s = recording.config, probe.claim.sent_at_s
-    in_time_s = config.probe_lease_s / _CHECKED_LATE - config.probe_timeout_s
+    in_time_s = config.probe_lease_s / CLOCK_RATE_FACTOR - config.probe_timeout_s
     return (
         probe.began_at_s - claimed_at_s > in_time_s
         and recording.stopped_s(probe.rank, claimed_at_s, probe.began_at_s) > 0
@@ -365,7 +365,7 @@ def _history_is_whole(dependency: str, rank: int, record: BreakerRecord) -> Iter
 
 def _own_history(record: BreakerRecord) -> tuple[Transition, ...]:
     """The part of a history that was made in the record's own store."""
-    began = [i for i, entry in enumerate(record.history) if entry.reason.startswith(_FAR)]
+    began = [i for i, entry in enumerate(record.history) if entry.reason.startswith(_REBUILT)]
     return record.history[began[-1] :] if began else record.history
 
 
@@ -406,7 +406,7 @@ def _legal(recording: Recording, dependency: str) -> Iterator[str]:
     }
     for (store_id, epoch), after in known.items():
         before = known.get((store_id, epoch - 1))
-        if before is None or after.reason.startswith(_FAR):
+        if before is None or after.reason.startswith(_REBUILT):
             continue
         if (BreakerState(before.state), BreakerState(after.state)) not in LEGAL:
             yield f"I2: {dependency} goes from {before.state} to {after.state} in epoch {epoch}"
