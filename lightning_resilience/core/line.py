@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 LOOKS_PER_LEASE: Final = 4
-"""Whoever waits re-reads this often per lease, so that a dead holder is found within 1.5 of them."""
+"""Whoever waits re-reads so often per lease, so that a dead holder is found within 1.5 of them."""
 
 # Before any call has been timed: a small object's round trip. Only spreads the first looks.
 _FIRST_PACE_S: Final = 0.05
