@@ -44,13 +44,11 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint import JointResult
 
 
-__all__ = ["DEPENDENCY", "JOINT_TIMEOUT_S", "Job"]
+__all__ = ["DEPENDENCY", "Job"]
 
 DEPENDENCY: Final = "drill://storage:write"
-JOINT_TIMEOUT_S: Final = 40.0
-"""Silence after which a rank is lost, in seconds; with it go the beats and the patience."""
-
-_BEAT_S: Final = 5.0
+_LONGEST_BEAT_S: Final = 5.0
+_BEATS_PER_TIMEOUT: Final = 4
 _MOST_CAUSES: Final = 20
 _STORE_PATIENCE_S: Final = 5.0
 
@@ -81,9 +79,12 @@ class Job:
         member = self._member(process)
         if "joint" in work.kinds or not scenario.may_go_alone:
             # As the callback does: nobody is let through before the record was read.
-            yield from with_persistence(
-                begin(circuit, new_incarnation=process.rank == 0), _persistence(member)
-            )
+            beginning = begin(circuit, new_incarnation=process.rank == 0)
+            try:
+                yield from with_persistence(beginning, _persistence(member))
+            except ResilienceError:
+                # The store was away for too long, and the job does not start.
+                return
         number = 0
         for turn in range(work.rounds):
             if turn:
@@ -112,14 +113,15 @@ class Job:
 
     def _member(self, process: Process) -> Member:
         scenario = self.scenario
+        timeout_s = scenario.workload.joint_timeout_s
         return Member(
             keys=self.keys,
             rank=process.rank,
             world_size=scenario.ranks,
-            timeout_s=JOINT_TIMEOUT_S,
-            beat_s=_BEAT_S,
+            timeout_s=timeout_s,
+            beat_s=min(_LONGEST_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT),
             on_outage=scenario.workload.on_outage,
-            store_patience_s=JOINT_TIMEOUT_S,
+            store_patience_s=timeout_s,
         )
 
     def _make(self, operation: Operation, circuit: Circuit, member: Member) -> Protocol[bool]:
@@ -159,7 +161,7 @@ class Job:
             probe=partial(self._submit, operation, "probe"),
             classify=classify,
             when_open=when_open,
-            chunk_s=chunk_s(joint_timeout_s=JOINT_TIMEOUT_S),
+            chunk_s=chunk_s(joint_timeout_s=self.scenario.workload.joint_timeout_s),
             voice_s=VOICE_S,
             spread_s=min(1.0, self.scenario.ranks - 1.0),
         )

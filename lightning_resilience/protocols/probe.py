@@ -72,6 +72,15 @@ class Patience:
     spread_s: float = 1.0
 
 
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """What one waiter remembers between its looks."""
+
+    operation: str
+    started_at_s: float
+    spoken_at_s: float | None = None
+
+
 def await_passage(
     circuit: Circuit, patience: Patience, *, operation: str, deadline_at_s: float
 ) -> Protocol[BreakerView]:
@@ -122,43 +131,58 @@ def _pass_or_refuse(
 def _wait(
     circuit: Circuit, patience: Patience, view: BreakerView, *, operation: str, deadline_at_s: float
 ) -> Protocol[BreakerView]:
-    started_at_s: float = yield Now()
-    now_s = started_at_s
+    now_s: float = yield Now()
+    line = _Line(operation=operation, started_at_s=now_s)
     generation = -1
     ticket: int | None = None
-    spoken_at_s: float | None = None
     woken_in_vain = 0
     while not breaker.passes(view.record):
         if now_s >= deadline_at_s:
-            raise _refused(
-                circuit, view, now_s=now_s, why=f"after {now_s - started_at_s:.1f} s of waiting"
-            )
+            waited_s = now_s - line.started_at_s
+            raise _refused(circuit, view, now_s=now_s, why=f"after {waited_s:.1f} s of waiting")
         if view.record.generation != generation:
             generation = view.record.generation
             ticket = yield from _draw_ticket(circuit, generation)
         if waiting.is_probe_due(view, circuit.config, now_s=now_s):
             yield from _try_or_pass_over(circuit, patience, view, now_s=now_s)
         else:
-            longest_s = min(patience.chunk_s, patience.voice_s, deadline_at_s - now_s)
             wait_s = waiting.next_wait_s(
                 view,
                 circuit.config,
                 near=waiting.is_near(ticket),
-                longest_s=longest_s,
+                longest_s=min(patience.chunk_s, deadline_at_s - now_s),
                 now_s=now_s,
             )
-            if waiting.is_time_to_speak(
-                spoken_at_s, wait_s=wait_s, voice_s=patience.voice_s, now_s=now_s
-            ):
-                spoken_at_s = now_s
-                elapsed_s = now_s - started_at_s
-                yield Emit(_awaited(circuit, view, operation, elapsed_s=elapsed_s, now_s=now_s))
-            bell = circuit.keys.bell(circuit.dependency, view.record.generation)
-            woken_in_vain += yield WaitFor(bell, max(wait_s, _PAUSE_BASE_S))
+            woken_in_vain += yield from _sleep_on_bell(
+                circuit, patience, view, line=line, wait_s=max(wait_s, _PAUSE_BASE_S)
+            )
             yield from _pause(woken_in_vain)
         view = yield from refresh(circuit)
         now_s = yield Now()
     return view
+
+
+def _sleep_on_bell(
+    circuit: Circuit, patience: Patience, view: BreakerView, *, line: _Line, wait_s: float
+) -> Protocol[bool]:
+    """Sleep until the bell of this trip rings, at most ``wait_s`` seconds; whether it has rung.
+
+    A waiter that speaks does not look: what it says it knows, and a read is load on the store.
+    """
+    bell = circuit.keys.bell(circuit.dependency, view.record.generation)
+    remaining_s = wait_s
+    while remaining_s > 0:
+        now_s: float = yield Now()
+        piece_s = min(patience.voice_s, remaining_s)
+        if waiting.is_time_to_speak(
+            line.spoken_at_s, wait_s=piece_s, voice_s=patience.voice_s, now_s=now_s
+        ):
+            line.spoken_at_s = now_s
+            yield Emit(_awaited(circuit, view, line, now_s=now_s))
+        if (yield WaitFor(bell, piece_s)):
+            return True
+        remaining_s -= piece_s
+    return False
 
 
 def _try_or_pass_over(
@@ -197,13 +221,13 @@ def _pause(woken_in_vain: int) -> Protocol[None]:
 
 
 def _awaited(
-    circuit: Circuit, view: BreakerView, operation: str, *, elapsed_s: float, now_s: float
+    circuit: Circuit, view: BreakerView, line: _Line, *, now_s: float
 ) -> DependencyAwaited:
     return DependencyAwaited(
         dependency=circuit.dependency,
-        operation=operation,
+        operation=line.operation,
         state=view.record.state,
-        elapsed_s=elapsed_s,
+        elapsed_s=now_s - line.started_at_s,
         next_probe_in_s=waiting.next_probe_in_s(view, circuit.config, now_s=now_s),
     )
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightning_resilience.core import backoff
+from lightning_resilience.core.backoff import BackoffKind
 
 
 BASE_S = 1.0
@@ -178,3 +179,92 @@ def test_a_thousand_clients_do_not_come_back_together() -> None:
 
     assert max(slots) < 0.2 * DRAWS
     assert min(slots) > 0
+
+
+# The schemes that a drill compares ----------------------------------------------------------------
+
+KINDS = list(BackoffKind)
+HUGE = [1024, 1025, 1026, 10**6, 10**9, 10**30]
+
+
+def delay_of(
+    kind: BackoffKind,
+    attempt: int,
+    *,
+    draw: float,
+    previous_s: float = 0.0,
+    base_s: float = BASE_S,
+    cap_s: float = CAP_S,
+) -> float:
+    """Return a delay with the base and the cap of this file."""
+    return backoff.delay_of(
+        kind, attempt, base_s=base_s, cap_s=cap_s, previous_s=previous_s, draw=draw
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "attempt", "previous_s", "draw", "expected_s"),
+    [
+        (BackoffKind.NONE, 7, 4.0, 0.9, 0.0),
+        (BackoffKind.EXPONENTIAL, 1, 0.0, 0.9, 1.0),
+        (BackoffKind.EXPONENTIAL, 4, 4.0, 0.1, 8.0),
+        (BackoffKind.EXPONENTIAL, 6, 16.0, 0.1, 30.0),
+        (BackoffKind.EQUAL, 1, 0.0, 0.0, 0.5),
+        (BackoffKind.EQUAL, 4, 0.0, 0.5, 6.0),
+        (BackoffKind.EQUAL, 60, 0.0, 0.5, 22.5),
+        (BackoffKind.FULL, 4, 0.0, 0.5, 4.0),
+        (BackoffKind.FULL, 60, 0.0, 0.5, 15.0),
+        (BackoffKind.DECORRELATED, 1, 0.0, 0.5, 2.0),
+        (BackoffKind.DECORRELATED, 99, 1.0, 0.5, 2.0),
+        (BackoffKind.DECORRELATED, 2, 5.0, 0.5, 8.0),
+        (BackoffKind.DECORRELATED, 2, 5.0, 0.0, 1.0),
+        (BackoffKind.DECORRELATED, 2, 30.0, 0.5, 30.0),
+    ],
+)
+def test_each_scheme_is_its_formula(
+    kind: BackoffKind, attempt: int, previous_s: float, draw: float, expected_s: float
+) -> None:
+    """A delay is the published formula of its scheme, at the first attempt as at the cap."""
+    found_s = delay_of(kind, attempt, previous_s=previous_s, draw=draw)
+
+    assert found_s == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attempt", HUGE)
+def test_no_scheme_overflows(kind: BackoffKind, attempt: int) -> None:
+    """No attempt and no previous delay is too large for any scheme, also where the draw is 0."""
+    for previous_s in (0.0, 1.7e308):
+        for draw in (0.0, 0.5, math.nextafter(1.0, 0.0)):
+            assert 0 <= delay_of(kind, attempt, previous_s=previous_s, draw=draw) <= CAP_S
+
+
+def test_a_draw_of_0_after_the_longest_delay_is_the_base() -> None:
+    """Decorrelated jitter never multiplies 0 with something infinite."""
+    assert delay_of(BackoffKind.DECORRELATED, 2, previous_s=1.7e308, draw=0.0) == BASE_S
+
+
+@pytest.mark.parametrize("kind", [BackoffKind.EQUAL, BackoffKind.FULL])
+def test_a_cap_comes_before_the_jitter(kind: BackoffKind) -> None:
+    """Where the cap is reached, equal and full jitter have no value that comes twice."""
+    chance = random.Random(5)
+
+    sample = [delay_of(kind, 40, draw=chance.random()) for _ in range(DRAWS)]
+
+    assert len(set(sample)) == DRAWS
+    assert max(sample) < CAP_S
+
+
+def test_decorrelated_jitter_has_an_atom_at_the_cap() -> None:
+    """In the long run a third of its delays is the cap itself, and their mean is 0.56 of it."""
+    chance = random.Random(5)
+    sample, previous_s = [], 0.5
+
+    for _ in range(20 * DRAWS):
+        previous_s = delay_of(
+            BackoffKind.DECORRELATED, 2, base_s=0.5, previous_s=previous_s, draw=chance.random()
+        )
+        sample.append(previous_s)
+
+    assert sample.count(CAP_S) / len(sample) == pytest.approx(0.337, abs=0.02)
+    assert math.fsum(sample) / len(sample) / CAP_S == pytest.approx(0.561, abs=0.02)
