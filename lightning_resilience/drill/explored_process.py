@@ -75,7 +75,7 @@ class Over:
 
     Args:
         name: Its name.
-        how: ``ended`` or ``crashed``.
+        how: ``ended``, ``interrupted`` or ``crashed``.
         probes: Epochs of the claims for which it has sent a probe.
         result: What it returned.
         error: What it raised, as text; empty where nothing.
@@ -290,14 +290,16 @@ class History:
         """Return how long what it waits for lasts, in seconds of its clock."""
         return self.cast.call_s if self.pending is self.call else _duration_s(self.pending)
 
-    def over(self, how: str) -> Over:
-        """Return what is left of it once it has ended, or crashed here."""
-        if how == "crashed":
-            return Over(name=self.name, how=how, probes=self.probes)
-        error = "" if self.error is None else f"{type(self.error).__name__}: {self.error}"
-        return Over(
-            name=self.name, how=how, probes=self.probes, result=self.result, error=error
-        )
+    def over(self) -> Over:
+        """Return what is left of it where it goes on no more: it has ended, or crashes here."""
+        how, error = "ended", ""
+        if self.pending is not None:
+            how = "crashed"
+        elif isinstance(self.error, _Stopped):
+            how = "interrupted"
+        elif self.error is not None:
+            error = f"{type(self.error).__name__}: {self.error}"
+        return Over(name=self.name, how=how, probes=self.probes, result=self.result, error=error)
 
     def _longer(self, entry: tuple[str, Any]) -> History:
         run, self._run = self._run, None

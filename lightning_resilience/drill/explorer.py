@@ -182,6 +182,8 @@ class Report:
         ends: Different states in which all had ended.
         events: How many histories have reported each kind of event.
         choices: How often each kind of choice was taken.
+        is_whole: Whether everything had ended before the depth was reached, so that nothing was cut
+            off.
         failure: The first promise that was found broken, or None.
     """
 
@@ -193,12 +195,14 @@ class Report:
     ends: int = 0
     events: Counter[str] = field(default_factory=Counter)
     choices: Counter[str] = field(default_factory=Counter)
+    is_whole: bool = False
     failure: Failure | None = None
 
     def __str__(self) -> str:
         """The numbers in a line."""
+        whole = "all" if self.is_whole else "cut off"
         return (
-            f"{self.scene}: {self.states} states, {self.steps} steps, {self.paths} paths, "
+            f"{self.scene}: {self.states} states, {self.steps} steps, {self.paths} paths ({whole}), "
             f"{self.fair_states} states on the way to {self.ends} ends"
         )
 
@@ -237,6 +241,7 @@ class _Exploration:
         try:
             for _ in range(self.scene.depth):
                 level = self._following(level.values())
+            self.report.is_whole = not level
             for reached in level.values():
                 self.report.states += 1
                 self.report.paths += reached.paths
@@ -265,7 +270,7 @@ class _Exploration:
         return following
 
     def _take(self, state: State, choice: Choice, trail: Any) -> State:  # noqa: ANN401 - a recursive type
-        step = taken(state, choice)
+        step = _taken(state, choice)
         self.report.steps += 1
         self.report.choices[choice.what] += 1
         self._hear(step)
@@ -355,7 +360,14 @@ def replay(scene: Scene, choices: Sequence[tuple[str, str]]) -> list[str]:
             state = State(
                 values=state.values, processes=(History(scene.newcomer),), faults=0
             )
-        step = taken(state, Choice(who, what))
+        choice = Choice(who, what)
+        if choice not in {*_moves(state), *_strikes(scene, state)}:
+            message = (
+                f"choice {number}, ({who!r}, {what!r}), cannot be taken there: the scene, or the "
+                "code, is not the one in which it was found"
+            )
+            raise ValueError(message)
+        step = _taken(state, choice)
         lines.append(f"{number:>3} {_line(step)}")
         lines += [f"    BROKEN: {said}" for check in scene.checks if (said := check(step))]
         state = step.after
@@ -384,7 +396,7 @@ def _choices(trail: Any) -> tuple[Choice, ...]:  # noqa: ANN401 - a recursive ty
 
 
 def _settled(process: History) -> History | Over:
-    return process if process.pending is not None else process.over("ended")
+    return process if process.pending is not None else process.over()
 
 
 def _moves(state: State) -> Iterator[Choice]:
@@ -446,25 +458,18 @@ def _fair(state: State) -> Choice | None:
     return Choice(process.name, "well" if process.pending is process.call else "waited")
 
 
-def taken(state: State, choice: Choice) -> Step:
+def _taken(state: State, choice: Choice) -> Step:
     """Take a choice.
 
     Args:
         state: The state before it.
-        choice: To whom, and what.
-
-    Raises:
-        ValueError: It cannot be taken there.
+        choice: To whom, and what; one that can be taken there.
     """
     who, what = choice
     if who == STORE:
         after = State(values={}, processes=state.processes, faults=state.faults, lives=1)
         return Step(before=state, choice=choice, after=after, actor=None)
-    for at, process in state.alive():
-        if process.name == who:
-            break
-    else:
-        raise ValueError(f"{who} cannot be told {what!r}: it has ended, or is nobody of this scene")
+    at, process = next((at, process) for at, process in state.alive() if process.name == who)
     values, then = _outcome(state.values, process, what)
     processes = (*state.processes[:at], then, *state.processes[at + 1 :])
     faults = state.faults - (what in _FAULTS)
@@ -476,7 +481,7 @@ def _outcome(
     values: Mapping[str, bytes], process: History, what: str
 ) -> tuple[Mapping[str, bytes], History | Over]:
     if what == "crash":
-        return values, process.over("crashed")
+        return values, process.over()
     if what not in {"answered", "lost", "away"}:
         return values, _settled(process.told_next(what))
     if what == "away":

@@ -19,6 +19,8 @@ from lightning_resilience.protocols.admission import Permit
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lightning_resilience.core.breaker_config import BreakerConfig
     from lightning_resilience.drill.explorer import Check, EndCheck, State, Step
 
@@ -28,7 +30,6 @@ __all__ = [
     "breaker_is_sound",
     "circuit_is_known",
     "nobody_keeps_a_slot",
-    "nobody_raised",
     "one_probe_a_claim",
     "slots_are_leases",
     "verdict_is_written_once",
@@ -52,6 +53,13 @@ def _slot(raw: bytes) -> SlotRecord:
 def _wrote(step: Step, nonce: str) -> bool:
     """Tell whether a nonce is the actor's."""
     return nonce.startswith(f"{step.choice.who}.")
+
+
+def _actor_after(step: Step) -> History | Over:
+    """What the actor is after the step."""
+    return next(
+        process for process in step.after.processes if process.name == step.choice.who
+    )
 
 
 def _watched_s(step: Step, key: str) -> float:
@@ -132,46 +140,73 @@ def _of_probe(
     return ""
 
 
-def one_probe_a_claim(step: Step) -> str:
-    """Check that no two processes have sent a probe for one claim, nor one of them twice."""
-    if step.actor is None or step.before.lives != step.after.lives:
-        return ""
-    sent: dict[int, str] = {}
-    for process in step.after.processes:
-        for epoch in process.probes:
-            if epoch in sent and not step.after.lives:
-                return f"{sent[epoch]} and {process.name} both probed for the claim of epoch {epoch}"
-            sent[epoch] = process.name
-    return ""
+def one_probe_a_claim(key: str) -> Check:
+    """Return the check that a probe is sent by its claim alone.
 
-
-def circuit_is_known(key: str) -> EndCheck:
-    """Return the check that nobody who has ended knows a higher epoch than the store.
-
-    Whoever has spoken to the store has seen to it that the record is there, and not of an epoch
-    below one that it had seen before.
+    Whoever sends one has its claim in the store at that moment; and no claim of one store has two
+    probes.
 
     Args:
         key: The record's key.
     """
 
-    def check(state: State) -> str:
-        raw = state.values.get(key)
-        for process in state.processes:
-            if not isinstance(process, Over) or process.how != "ended" or process.error:
-                continue
-            if not isinstance(process.result, int):
-                continue
-            if raw is None:
-                return f"{process.name} has ended, and there is no record"
-            if _breaker(raw).epoch < process.result:
-                return (
-                    f"{process.name} has seen epoch {process.result}, and the record is of epoch "
-                    f"{_breaker(raw).epoch}"
-                )
+    def check(step: Step) -> str:
+        if step.actor is None:
+            return ""
+        now = _actor_after(step)
+        if len(now.probes) == len(step.actor.probes):
+            return ""
+        epoch, raw = now.probes[-1], step.after.values.get(key)
+        if raw is None or not _wrote(step, _breaker(raw).holder):
+            return f"{now.name} probes for epoch {epoch}, and its claim is not in the store"
+        for process in step.before.processes:
+            if epoch in process.probes and not step.after.lives:
+                return f"{now.name} probes for epoch {epoch}, and {process.name} has done so"
         return ""
 
     return check
+
+
+def circuit_is_known(key: str, *, known: Mapping[str, int] | None = None) -> Check:
+    """Return the check that nobody ends knowing a higher epoch than the store.
+
+    For processes that look at the record last of all: whoever has looked has seen to it that the
+    record is there, and that it is not of an epoch below one that was there before.
+
+    Args:
+        key: The record's key.
+        known: For each process the epoch that it knew before the scene began; None where all begin
+            without.
+    """
+    before = known or {}
+
+    def check(step: Step) -> str:
+        if step.actor is None:
+            return ""
+        now = _actor_after(step)
+        if not isinstance(now, Over) or now.how != "ended" or now.error:
+            return ""
+        raw = step.after.values.get(key)
+        if raw is None:
+            return f"{now.name} has looked, and there is no record"
+        epoch = _breaker(raw).epoch
+        seen = max(before.get(now.name, 0), _highest_epoch(step.actor, key))
+        if epoch < seen:
+            return f"{now.name} has seen epoch {seen} and looked again, and now it is {epoch}"
+        return ""
+
+    return check
+
+
+def _highest_epoch(process: History, key: str) -> int:
+    node: History | None = process
+    highest = 0
+    while node is not None:
+        raw, _ = node.sights.get(key, (None, 0.0))
+        if raw is not None:
+            highest = max(highest, _breaker(raw).epoch)
+        node = node.parent
+    return highest
 
 
 # --- slots ---------------------------------------------------------------------------------------
@@ -180,9 +215,10 @@ def circuit_is_known(key: str) -> EndCheck:
 def slots_are_leases(keys: tuple[str, ...], *, lease_s: float) -> Check:
     """Return the check of slots.
 
-    No two processes hold one slot by one claim; whoever holds a slot is in it, or was taken for
-    dead; and a held slot is changed by its holder, or by whoever has watched it for a lease and
-    makes it its own, and by nobody else.
+    Whoever begins a call is in its slot in the store, by a claim that nobody else has; and a held
+    slot is changed by its holder, or by whoever has watched it for a lease and makes it its own,
+    and by nobody else. So no more are in flight than there are slots, but for those that were taken
+    for dead.
 
     Args:
         keys: The slots' keys.
@@ -190,8 +226,10 @@ def slots_are_leases(keys: tuple[str, ...], *, lease_s: float) -> Check:
     """
 
     def check(step: Step) -> str:
-        said = _of_holders(step.after)
-        if said or step.before.values is step.after.values or step.actor is None:
+        if step.actor is None:
+            return ""
+        said = _of_entry(step)
+        if said or step.before.values is step.after.values:
             return said
         for key in keys:
             raw_before, raw_after = step.before.values.get(key), step.after.values.get(key)
@@ -207,15 +245,20 @@ def slots_are_leases(keys: tuple[str, ...], *, lease_s: float) -> Check:
     return check
 
 
-def _of_holders(state: State) -> str:
-    held: dict[str, str] = {}
-    for _, process in state.alive():
-        if process.call is None or not isinstance(process.call.renewal, Permit):
-            continue
-        holder = process.call.renewal.record.holder
-        if holder in held:
-            return f"{held[holder]} and {process.name} hold one slot by the claim {holder!r}"
-        held[holder] = process.name
+def _of_entry(step: Step) -> str:
+    now = _actor_after(step)
+    if step.actor is None or step.actor.call is not None or not isinstance(now, History):
+        return ""
+    if now.call is None or not isinstance(now.call.renewal, Permit):
+        return ""
+    permit = now.call.renewal
+    raw, holder = step.after.values.get(permit.key), permit.record.holder
+    if raw is None or _slot(raw).holder != holder:
+        return f"{now.name} calls by the claim {holder!r}, and {permit.key} holds {raw!r}"
+    for _, other in step.before.alive():
+        if other.call is not None and isinstance(other.call.renewal, Permit):
+            if other.call.renewal.record.holder == holder:
+                return f"{now.name} calls by the claim {holder!r}, and so does {other.name}"
     return ""
 
 
@@ -246,10 +289,11 @@ def nobody_keeps_a_slot(keys: tuple[str, ...], *, faults: int) -> EndCheck:
     """
 
     def check(state: State) -> str:
+        names = {process.name for process in state.processes}
         for key in keys:
             raw = state.values.get(key)
             holder = _slot(raw).holder if raw else ""
-            if holder and state.faults == faults:
+            if holder.partition(".")[0] in names and state.faults == faults:
                 return f"nothing went wrong, and {holder} is in {key} for ever"
         return ""
 
@@ -285,12 +329,4 @@ def all_learn_one_verdict(state: State) -> str:
         if isinstance(process, Over) and process.how == "ended":
             if not isinstance(process.result, FinalRecord):
                 return f"{process.name} has not learnt the verdict: {process.error}"
-    return ""
-
-
-def nobody_raised(state: State) -> str:
-    """Check that everybody who lives got through, where the store has always answered."""
-    for process in state.processes:
-        if isinstance(process, Over) and process.error:
-            return f"{process.name} did not get through: {process.error}"
     return ""

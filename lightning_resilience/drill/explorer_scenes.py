@@ -30,11 +30,12 @@ from lightning_resilience.core.records import (
 from lightning_resilience.drill import explorer_checks as checks
 from lightning_resilience.drill.explored_process import Cast
 from lightning_resilience.drill.explorer import Scene
-from lightning_resilience.protocols.admission import enter, leave
-from lightning_resilience.protocols.circuit import Circuit, begin, refresh, report
+from lightning_resilience.protocols.admission import Permit, enter, leave
+from lightning_resilience.protocols.circuit import Circuit, begin, learn, refresh, report
 from lightning_resilience.protocols.circuit_memory import Limits
 from lightning_resilience.protocols.effects import Call, Now
 from lightning_resilience.protocols.joint import Joint, Member, Part, perform
+from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.probe import Patience, await_passage
 
 
@@ -86,6 +87,10 @@ def _stored(config: BreakerConfig, *, epoch: int = 1, **fields: Any) -> dict[str
     return {KEYS.store_id: encode(known), RECORD: encode(record), **slots}
 
 
+def _opened() -> dict[str, bytes]:
+    return _stored(_TIGHT, epoch=2, generation=1, state="open", limit=0)
+
+
 # --- the probe -----------------------------------------------------------------------------------
 
 
@@ -96,6 +101,7 @@ def _waiter(config: BreakerConfig, patience_s: float) -> Callable[[], Protocol[i
         view = yield from await_passage(
             circuit, _PATIENCE, operation="save", deadline_at_s=now_s + patience_s
         )
+        # The record of an epoch that is over may have been rebuilt since: it speaks of now.
         return view.record.epoch
 
     return program
@@ -120,7 +126,11 @@ def _awaited(
             "name": name,
             "cast": cast,
             "values": values,
-            "checks": (checks.breaker_is_sound(RECORD, config), checks.one_probe_a_claim),
+            "checks": (
+                checks.breaker_is_sound(RECORD, config),
+                checks.circuit_is_known(RECORD),
+                checks.one_probe_a_claim(RECORD),
+            ),
             "newcomer": Cast(name="n", program=_waiter(config, NEWCOMER_PATIENCE_S)),
             **numbers,
         }
@@ -134,8 +144,7 @@ def claims(*, ills: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN401 -
         ills: For each waiter, how many of its probes may find the dependency ill.
         **numbers: Fields of the scene.
     """
-    values = _stored(_TIGHT, epoch=2, generation=1, state="open", limit=0)
-    return _awaited(f"{len(ills)} claim", values, config=_TIGHT, ills=ills, **numbers)
+    return _awaited(f"{len(ills)} claim", _opened(), config=_TIGHT, ills=ills, **numbers)
 
 
 def take_over(*, ills: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN401 - fields of a scene
@@ -154,28 +163,39 @@ def take_over(*, ills: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN40
 # --- slots ---------------------------------------------------------------------------------------
 
 
-def _caller(config: BreakerConfig, patience_s: float) -> Callable[[], Protocol[None]]:
+def _caller(
+    config: BreakerConfig, patience_s: float, *, calls: int = 1, store_patience_s: float = 0.0
+) -> Callable[[], Protocol[None]]:
+    persistence = Persistence(
+        op="save", patience_s=store_patience_s, error=lambda _lost_for_s, error: error
+    )
+
     def program() -> Protocol[None]:
         circuit = _circuit(config)
-        now_s: float = yield Now()
-        entered = yield from enter(
-            circuit, operation="save", voice_s=patience_s, deadline_at_s=now_s + patience_s
-        )
-        if entered is None:
-            raise TimeoutError("no slot came free")
-        _, permit = entered
-        try:
-            yield Call(_work, renewal=permit)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            yield from leave(permit, classify(error))
-            if not isinstance(error, Exception):
-                raise
-        else:
-            yield from leave(permit, OK)
+        for _ in range(calls):
+            now_s: float = yield Now()
+            entering = enter(
+                circuit, operation="save", voice_s=patience_s, deadline_at_s=now_s + patience_s
+            )
+            entered = yield from with_persistence(entering, persistence)
+            if entered is None:
+                raise TimeoutError("no slot came free")
+            yield from _call(entered[1])
 
     return program
+
+
+def _call(permit: Permit) -> Protocol[None]:
+    try:
+        yield Call(_work, renewal=permit)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        yield from leave(permit, classify(error))
+        if not isinstance(error, Exception):
+            raise
+    else:
+        yield from leave(permit, OK)
 
 
 def _admitted(
@@ -184,10 +204,11 @@ def _admitted(
     *,
     config: BreakerConfig,
     cast: Iterable[Mapping[str, Any]],
-    patience_s: float = 2 * LEASE_S,
+    calls: int = 1,
+    store_patience_s: float = 0.0,
     **numbers: Any,  # noqa: ANN401 - fields of a scene
 ) -> Scene:
-    caller = _caller(config, patience_s)
+    caller = _caller(config, 2 * LEASE_S, calls=calls, store_patience_s=store_patience_s)
     keys = tuple(KEYS.slot(DEPENDENCY, at) for at in range(config.max_concurrent))
     numbers = {"most_faults": 1, **numbers}
     return Scene(
@@ -237,10 +258,90 @@ def forgiveness(*, limit: int, cast: tuple[Mapping[str, Any], ...], **numbers: A
     )
 
 
+# --- a store that came back empty ----------------------------------------------------------------
+
+
+def _reporter(config: BreakerConfig, *, failures: int) -> Callable[[], Protocol[None]]:
+    def program() -> Protocol[None]:
+        circuit = _circuit(config)
+        view = yield from begin(circuit, new_incarnation=False)
+        failed = classify(ConnectionResetError("the dependency is ill"))
+        for _ in range(failures):
+            yield from report(circuit, failed, epoch=view.record.epoch)
+            view = circuit.view or view
+        yield from refresh(circuit)
+
+    return program
+
+
+def _witness(epoch: int, *, looks: int) -> Callable[[], Protocol[None]]:
+    raw = _stored(_TIGHT, epoch=epoch, generation=1, state="open", limit=0)[RECORD]
+
+    def program() -> Protocol[None]:
+        circuit = _circuit(_TIGHT)
+        now_s: float = yield Now()
+        learn(circuit, raw, read_at_s=now_s, seen_at_s=now_s)
+        for _ in range(looks):
+            yield from refresh(circuit)
+
+    return program
+
+
+def memories(*, epochs: tuple[int, ...], looks: int = 2, **numbers: Any) -> Scene:  # noqa: ANN401 - fields of a scene
+    """Processes that remember a store which has come back empty, and each another epoch of it.
+
+    Args:
+        epochs: For each process, the epoch that it has seen last.
+        looks: How often each of them looks.
+        **numbers: Fields of the scene.
+    """
+    known = dict(zip(NAMES, epochs, strict=False))
+    return Scene(
+        **{
+            "name": f"{len(epochs)} remember",
+            "cast": tuple(
+                Cast(name=who, program=_witness(epoch, looks=looks))
+                for who, epoch in known.items()
+            ),
+            "values": {},
+            "checks": (
+                checks.breaker_is_sound(RECORD, _TIGHT),
+                checks.circuit_is_known(RECORD, known=known),
+            ),
+            **numbers,
+        }
+    )
+
+
+def reports(*, failures: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN401 - fields of a scene
+    """Processes that report failures to a store which may come back empty at any point.
+
+    Args:
+        failures: For each process, how many failures it reports.
+        **numbers: Fields of the scene.
+    """
+    cast = tuple(
+        Cast(name=who, program=_reporter(_TIGHT, failures=count))
+        for who, count in zip(NAMES, failures, strict=False)
+    )
+    return Scene(
+        **{
+            "name": f"{len(failures)} report",
+            "cast": cast,
+            "values": _stored(_TIGHT),
+            "may_be_emptied": True,
+            "checks": (checks.breaker_is_sound(RECORD, _TIGHT), checks.circuit_is_known(RECORD)),
+            **numbers,
+        }
+    )
+
+
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def _saver(rank: int, joint: Joint, *, ranks: int) -> Callable[[], Protocol[FinalRecord]]:
+def _saver(
+    rank: int, *, workers: tuple[int, ...], ranks: int, is_gated: bool
+) -> Callable[[], Protocol[FinalRecord]]:
     member = Member(
         keys=KEYS,
         rank=rank,
@@ -259,7 +360,17 @@ def _saver(rank: int, joint: Joint, *, ranks: int) -> Callable[[], Protocol[Fina
         return report_of(error, rank=rank, outcome=classify(error))
 
     def program() -> Protocol[FinalRecord]:
-        part = Part(run=run, detail=str, outcome=outcome) if rank in joint.workers else None
+        joint = Joint(
+            op="save",
+            seq=1,
+            digest="d",
+            subject="a.ckpt",
+            workers=workers,
+            circuit=_circuit(_TIGHT) if is_gated else None,
+            patience=_PATIENCE,
+            deadline_s=60.0,
+        )
+        part = Part(run=run, detail=str, outcome=outcome) if rank in workers else None
         return (yield from perform(member, joint, part)).final
 
     return program
@@ -269,6 +380,7 @@ def verdict(
     *,
     workers: tuple[int, ...],
     cast: tuple[Mapping[str, Any], ...],
+    is_gated: bool = False,
     **numbers: Any,  # noqa: ANN401 - fields of a scene
 ) -> Scene:
     """Ranks that save together.
@@ -276,35 +388,23 @@ def verdict(
     Args:
         workers: Ranks that have work.
         cast: For each rank, options of its ``Cast``.
+        is_gated: Whether they find the circuit open, and wait for it first.
         **numbers: Fields of the scene.
     """
-    joint = Joint(
-        op="save",
-        seq=1,
-        digest="d",
-        subject="a.ckpt",
-        workers=workers,
-        circuit=None,
-        patience=_PATIENCE,
-        deadline_s=60.0,
-    )
     ranks = len(cast)
+    gate = (checks.breaker_is_sound(RECORD, _TIGHT), checks.one_probe_a_claim(RECORD))
+    programs = [
+        _saver(rank, workers=workers, ranks=ranks, is_gated=is_gated) for rank in range(ranks)
+    ]
     return Scene(
         **{
-            "name": f"{len(workers)} of {ranks} save",
+            "name": f"{len(workers)} of {ranks} save" + " at an open gate" * is_gated,
             "cast": tuple(
-                Cast(
-                    **{
-                        "name": NAMES[rank],
-                        "program": _saver(rank, joint, ranks=ranks),
-                        "clock_s": 1000.0 * rank,
-                        **options,
-                    }
-                )
-                for rank, options in enumerate(cast)
+                Cast(**{"name": who, "program": program, "clock_s": 1000.0, **options})
+                for who, program, options in zip(NAMES, programs, cast, strict=False)
             ),
-            "values": {},
-            "checks": (checks.verdict_is_written_once(FINAL),),
+            "values": _opened() if is_gated else {},
+            "checks": (checks.verdict_is_written_once(FINAL), *(gate if is_gated else ())),
             "end_checks": (checks.all_learn_one_verdict,),
             **numbers,
         }
