@@ -251,6 +251,8 @@ class History:
         self.sights: dict[str, tuple[bytes | None, float]] = {}
         self._claim = 0
         self._branches: dict[tuple[str, Any], History] = {}
+        self._run: _Run | None = None
+        self.call: fx.Call | None = None
         self._note(_Run(cast))
 
     def told_next(self, what: str, value: Any = None) -> History:  # noqa: ANN401 - whatever a store answers
@@ -308,18 +310,22 @@ class History:
             for what, value in self.entries():
                 run.take(what, value)
         longer = History.__new__(History)
-        longer.cast, longer.parent, longer.told = self.cast, self, entry
-        longer.depth = self.depth + 1
-        longer.probes, longer._claim = self.probes, self._claim  # noqa: SLF001 - its own kind
-        longer._branches = {}  # noqa: SLF001 - its own kind
-        longer.sights = self._sights_after(entry)
-        run.take(*entry)
-        longer._note(run)  # noqa: SLF001 - its own kind
+        longer._follow(self, entry, run)  # noqa: SLF001 - its own kind
         return longer
 
+    def _follow(self, parent: History, entry: tuple[str, Any], run: _Run) -> None:
+        self.cast, self.parent, self.told = parent.cast, parent, entry
+        self.depth = parent.depth + 1
+        self.probes, self.sights = parent.probes, parent._sights_after(entry)  # noqa: SLF001 - its own kind
+        self._claim = parent._claim  # noqa: SLF001 - its own kind
+        self._branches = {}
+        self.call = parent.call
+        run.take(*entry)
+        self._note(run)
+
     def _note(self, run: _Run) -> None:
-        was_in_call = self.parent is not None and self.parent.call is not None
-        self._run: _Run | None = run
+        was_in_call = self.call is not None
+        self._run = run
         self.pending, self.call = run.pending, run.call
         self.calls, self.beats = run.calls, run.beats
         self.clock_s, self.events = run.clock_s, tuple(run.events)

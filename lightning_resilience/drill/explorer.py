@@ -3,150 +3,43 @@
 """Every interleaving of a few processes, with a fault at any point: what chance would not hit.
 
 The explorer drives the shipped protocols, as the simulator does, but leaves nothing to chance: in
-each state it takes every choice. A choice is one of
-
-* a process's next store operation is performed and answered, on exact semantics (``core.cells``);
-* a process's wait ends: its sleep, its wait for a key, or its call, well or ill. It may end however
-  much the others have still to do, since each process has a clock of its own
-  (``drill.explored_process``): a superset of what synchronous clocks would allow, so a promise that
-  holds here needs no clock to be right. What it leaves out is a wait's end in the same instant as
-  another thing, and time that passes *within* a store operation, but for a ``pause``;
-* a fault, ``most_faults`` times in all: a process crashes, whatever it waits for; an operation is
-  performed and not answered (``lost``); it is not performed and not answered (``away``); a process
-  is stopped, and its clock goes on (``pause``); it is interrupted by Ctrl-C. A crash after an
-  operation is a crash before whatever comes next;
-* the store comes back empty, once, where a scene allows it.
+each state of a small world it takes every choice (``drill.explored_world``).
 
 Two choices that lead to the same store, with every process told the same, lead to the same state,
-which is continued once. Each choice adds one entry to one process, or uses up one fault: so all
-sequences that lead to a state are equally long, and none is left out.
+which is continued once. Each choice adds one entry to what one process was told, or uses up one
+fault: so all sequences that lead to a state are equally long, and none is left out.
 
 Up to ``depth`` every choice is taken. From there on, and from every shorter end, everybody goes on
 fairly and without faults until all have ended; then a newcomer comes and must get through, which
 says that nothing was left behind that bars the way. Promises are checked after every step of all
-this, from outside: in the store, and in what processes send.
+this, from outside: in the store, and in what processes send (``drill.explorer_checks``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.core.cells import Cells
 from lightning_resilience.drill.explored_process import History, Over
-from lightning_resilience.protocols import effects as fx
-from lightning_resilience.protocols.store_effects import STORE_OPERATIONS, store_performers
+from lightning_resilience.drill.explored_world import (
+    Choice,
+    State,
+    fair,
+    moves,
+    strikes,
+    taken,
+)
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from lightning_resilience.drill.explored_process import Cast
-    from lightning_resilience.protocols.effects import Effect
-
-
-__all__ = ["Choice", "Failure", "Report", "Scene", "State", "Step", "explore", "replay"]
-
-STORE: Final = "store"
-"""Who it is to whom it happens that the store comes back empty."""
-
-_READS: Final = (fx.Get, fx.MultiGet)
-_FAULTS: Final = frozenset({"crash", "lost", "away", "pause", "interrupt"})
+    from lightning_resilience.drill.explored_world import Scene, Step
 
 
-class Choice(NamedTuple):
-    """What happens next: to whom, and what."""
-
-    who: str
-    what: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class State:
-    """The store and the processes.
-
-    Args:
-        values: The store's keys and values.
-        processes: Each process, in the order of the scene.
-        faults: Faults that may still strike.
-        lives: How often the store has come back empty.
-    """
-
-    values: Mapping[str, bytes]
-    processes: tuple[History | Over, ...]
-    faults: int
-    lives: int = 0
-
-    def identity(self) -> tuple[object, ...]:
-        """What two states have in common that are the same."""
-        return (frozenset(self.values.items()), self.processes, self.faults, self.lives)
-
-    def alive(self) -> Iterator[tuple[int, History]]:
-        """The processes that go on, with their places."""
-        for at, process in enumerate(self.processes):
-            if isinstance(process, History):
-                yield at, process
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """A choice, and what has come of it.
-
-    Args:
-        before: The state before it.
-        choice: The choice.
-        after: The state after it.
-        actor: The process that it happened to, as it was; None where it happened to the store.
-    """
-
-    before: State
-    choice: Choice
-    after: State
-    actor: History | None
-
-
-Check: TypeAlias = "Callable[[Step], str]"
-"""Says what is broken after a step; empty where nothing is."""
-EndCheck: TypeAlias = "Callable[[State], str]"
-"""Says what is broken once all have ended; empty where nothing is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """A small world, and how far it is explored.
-
-    Args:
-        name: What it is about.
-        cast: The processes.
-        values: The store's content at first.
-        depth: Choices up to which all are taken.
-        faults: Kinds of faults that may strike: ``crash``, ``lost``, ``away``, ``pause``,
-            ``interrupt``.
-        most_faults: Faults in one sequence.
-        may_be_emptied: Whether the store may come back empty, once, besides the faults.
-        checks: What must hold after every step.
-        end_checks: What must hold once all have ended.
-        newcomer: Who comes then, and must get through; None where nobody does.
-        most_fair_steps: Steps in which all must have ended once nothing goes wrong any more.
-    """
-
-    name: str
-    cast: tuple[Cast, ...]
-    values: Mapping[str, bytes]
-    depth: int
-    faults: frozenset[str] = frozenset({"crash", "lost", "away"})
-    most_faults: int = 1
-    may_be_emptied: bool = False
-    checks: tuple[Check, ...] = ()
-    end_checks: tuple[EndCheck, ...] = ()
-    newcomer: Cast | None = None
-    most_fair_steps: int = 300
-
-    def start(self) -> State:
-        """Return the state in which nothing has happened."""
-        processes = tuple(_settled(History(cast)) for cast in self.cast)
-        return State(values=dict(self.values), processes=processes, faults=self.most_faults)
+__all__ = ["Failure", "Report", "explore", "replay"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +49,8 @@ class Failure:
     Args:
         scene: Name of the scene.
         complaint: What is broken.
-        choices: The choices that lead there; ``replay`` takes them.
+        choices: The choices that lead there, or to where everybody goes on fairly until it breaks;
+            ``replay`` takes them.
     """
 
     scene: str
@@ -202,25 +96,38 @@ class Report:
         """The numbers in a line."""
         whole = "all" if self.is_whole else "cut off"
         return (
-            f"{self.scene}: {self.states} states, {self.steps} steps, {self.paths} paths ({whole}), "
-            f"{self.fair_states} states on the way to {self.ends} ends"
+            f"{self.scene}: {self.states} states, {self.steps} steps, {self.paths} paths "
+            f"({whole}), {self.fair_states} states on the way to {self.ends} ends"
         )
-
-
-class _BrokenError(Exception):
-    """A complaint on its way up."""
-
-
-_Trail: TypeAlias = "tuple[_Trail, Choice] | None"
 
 
 @dataclass(slots=True)
 class _Reached:
-    """A state, the first way to it, and the number of ways."""
+    """A state, the first way to it (the choices before the last, and that), and how many ways."""
 
     state: State
-    trail: Any
+    trail: tuple[Any, Choice] | None
     paths: int = 0
+
+
+class _BrokenError(Exception):
+    """A promise does not hold. Never leaves this module.
+
+    Attributes:
+        trail: The choices that led there.
+    """
+
+    trail: tuple[Any, Choice] | None = None
+
+
+@contextmanager
+def _leaving(trail: tuple[Any, Choice] | None) -> Iterator[None]:
+    """Say of a broken promise where it broke."""
+    try:
+        yield
+    except _BrokenError as broken:
+        broken.trail = trail
+        raise
 
 
 class _Exploration:
@@ -229,55 +136,69 @@ class _Exploration:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.report = Report(scene=scene.name)
+        self.story: list[str] | None = None
         self._ending: set[tuple[object, ...]] = set()
         self._passed: set[frozenset[tuple[str, bytes]]] = set()
         self._newcomer = None if scene.newcomer is None else History(scene.newcomer)
         self._heard: set[History] = set()
 
-    def run(self) -> Report:
+    def explore(self) -> None:
         """Take every choice up to the depth, then see that all come to an end."""
         start = self.scene.start()
         level = {start.identity(): _Reached(start, None, 1)}
-        try:
-            for _ in range(self.scene.depth):
-                level = self._following(level.values())
-            self.report.is_whole = not level
-            for reached in level.values():
-                self.report.states += 1
-                self.report.paths += reached.paths
-                self._complete(reached.state, reached.trail)
-        except _BrokenError as broken:
-            complaint, trail = broken.args
-            self.report.failure = Failure(
-                scene=self.scene.name, complaint=complaint, choices=_choices(trail)
-            )
-        return self.report
+        for _ in range(self.scene.depth):
+            level = self._following(level.values())
+        self.report.is_whole = not level
+        for reached in level.values():
+            self._close(reached)
+
+    def follow(self, choices: Sequence[tuple[str, str]]) -> None:
+        """Take these choices, then see that all come to an end."""
+        state = self.scene.start()
+        for number, (who, what) in enumerate(choices, start=1):
+            choice = Choice(who, what)
+            if choice not in {*moves(state), *strikes(self.scene, state)}:
+                message = (
+                    f"choice {number}, ({who!r}, {what!r}), cannot be taken there: the scene, or "
+                    "the code, is not the one in which it was found"
+                )
+                raise ValueError(message)
+            state = self._take(state, choice)
+        self._complete(state)
 
     def _following(self, level: Iterable[_Reached]) -> dict[tuple[object, ...], _Reached]:
         following: dict[tuple[object, ...], _Reached] = {}
         for reached in level:
-            self.report.states += 1
-            choices = list(_moves(reached.state))
+            choices = list(moves(reached.state))
             if not choices:
-                self.report.paths += reached.paths
-                self._complete(reached.state, reached.trail)
+                self._close(reached)
                 continue
-            for choice in (*choices, *_strikes(self.scene, reached.state)):
+            self.report.states += 1
+            for choice in (*choices, *strikes(self.scene, reached.state)):
                 trail = (reached.trail, choice)
-                after = self._take(reached.state, choice, trail)
+                with _leaving(trail):
+                    after = self._take(reached.state, choice)
                 known = following.setdefault(after.identity(), _Reached(after, trail))
                 known.paths += reached.paths
         return following
 
-    def _take(self, state: State, choice: Choice, trail: Any) -> State:  # noqa: ANN401 - a recursive type
-        step = _taken(state, choice)
+    def _close(self, reached: _Reached) -> None:
+        self.report.states += 1
+        self.report.paths += reached.paths
+        with _leaving(reached.trail):
+            self._complete(reached.state)
+
+    def _take(self, state: State, choice: Choice) -> State:
+        step = taken(state, choice)
         self.report.steps += 1
         self.report.choices[choice.what] += 1
         self._hear(step)
+        if self.story is not None:
+            self.story.append(f"{len(self.story) + 1:>3} {_line(step)}")
         for check in self.scene.checks:
             complaint = check(step)
             if complaint:
-                raise _BrokenError(complaint, trail)
+                raise _BrokenError(complaint)
         return step.after
 
     def _hear(self, step: Step) -> None:
@@ -286,45 +207,41 @@ class _Exploration:
                 self._heard.add(process)
                 self.report.events.update(type(event).__name__ for event in process.events)
 
-    def _complete(self, state: State, trail: Any) -> None:  # noqa: ANN401 - a recursive type
+    def _complete(self, state: State) -> None:
         """Let all come to their end, and then a newcomer come."""
-        state, trail = self._finish(state, trail)
+        state = self._finish(state)
         if any(state.alive()):
             return
         self.report.ends += 1
         for check in self.scene.end_checks:
             complaint = check(state)
             if complaint:
-                raise _BrokenError(complaint, trail)
+                raise _BrokenError(complaint)
         left = frozenset(state.values.items())
         if self._newcomer is None or left in self._passed:
             return
         self._passed.add(left)
-        come = State(values=state.values, processes=(self._newcomer,), faults=0)
-        come, trail = self._finish(come, trail)
+        come = self._finish(State(values=state.values, processes=(self._newcomer,), faults=0))
         for process in come.processes:
             if isinstance(process, Over) and process.error:
                 message = f"whoever comes next does not get through: {process.error}"
-                raise _BrokenError(message, trail)
+                raise _BrokenError(message)
 
-    def _finish(self, state: State, trail: Any) -> tuple[State, Any]:  # noqa: ANN401 - a recursive type
+    def _finish(self, state: State) -> State:
         """Go on fairly; stops early where it has been before."""
         for _ in range(self.scene.most_fair_steps):
             identity = state.identity()
             if identity in self._ending:
-                return state, trail
+                return state
             self._ending.add(identity)
             self.report.fair_states += 1
-            choice = _fair(state)
+            choice = fair(state)
             if choice is None:
-                return state, trail
-            trail = (trail, choice)
-            state = self._take(state, choice, trail)
-        stuck = ", ".join(
-            f"{process.name} waits for {process.pending}" for _, process in state.alive()
-        )
-        message = f"not over after {self.scene.most_fair_steps} steps without a fault: {stuck}"
-        raise _BrokenError(message, trail)
+                return state
+            state = self._take(state, choice)
+        names = ", ".join(process.name for _, process in state.alive())
+        message = f"not over after {self.scene.most_fair_steps} steps without a fault: {names}"
+        raise _BrokenError(message)
 
 
 def explore(scene: Scene) -> Report:
@@ -336,44 +253,37 @@ def explore(scene: Scene) -> Report:
     Returns:
         What was covered, up to the first promise that is broken.
     """
-    return _Exploration(scene).run()
+    exploration = _Exploration(scene)
+    try:
+        exploration.explore()
+    except _BrokenError as broken:
+        exploration.report.failure = Failure(
+            scene=scene.name, complaint=str(broken), choices=_choices(broken.trail)
+        )
+    return exploration.report
 
 
 def replay(scene: Scene, choices: Sequence[tuple[str, str]]) -> list[str]:
-    """Tell the story of one sequence of choices, as a failure prints it.
+    """Tell the story of one sequence of choices, and of how it comes to its end.
 
     Args:
         scene: The small world.
-        choices: To whom, and what.
+        choices: To whom, and what, as a failure prints them.
 
     Returns:
-        A line for each choice: who, what, what the process did, and what it waits for now; and the
-        complaints of the scene's checks where they arise.
+        A line for each step: who, what, what the process asked for, and what it asks for then. The
+        last line says what is broken, if anything is.
 
     Raises:
         ValueError: A choice cannot be taken there: the scene, or the code, is another one.
     """
-    state = scene.start()
-    lines = []
-    for number, (who, what) in enumerate(choices, start=1):
-        if scene.newcomer is not None and who == scene.newcomer.name and not any(state.alive()):
-            state = State(
-                values=state.values, processes=(History(scene.newcomer),), faults=0
-            )
-        choice = Choice(who, what)
-        if choice not in {*_moves(state), *_strikes(scene, state)}:
-            message = (
-                f"choice {number}, ({who!r}, {what!r}), cannot be taken there: the scene, or the "
-                "code, is not the one in which it was found"
-            )
-            raise ValueError(message)
-        step = _taken(state, choice)
-        lines.append(f"{number:>3} {_line(step)}")
-        lines += [f"    BROKEN: {said}" for check in scene.checks if (said := check(step))]
-        state = step.after
-    if not any(state.alive()) and len(state.processes) == len(scene.cast):
-        lines += [f"    BROKEN: {said}" for check in scene.end_checks if (said := check(state))]
-    return lines
+    exploration = _Exploration(scene)
+    exploration.story = story = []
+    try:
+        exploration.follow(choices)
+    except _BrokenError as broken:
+        story.append(f"BROKEN: {broken}")
+    return story
 
 
 def _line(step: Step) -> str:
@@ -387,117 +297,9 @@ def _line(step: Step) -> str:
     return f"{who} {what} at {step.actor.clock_s:g} s: {step.actor.pending}{said} -> {then}"
 
 
-def _choices(trail: Any) -> tuple[Choice, ...]:  # noqa: ANN401 - a recursive type
+def _choices(trail: tuple[Any, Choice] | None) -> tuple[Choice, ...]:
     found = []
     while trail is not None:
         trail, choice = trail
         found.append(choice)
     return tuple(found[::-1])
-
-
-def _settled(process: History) -> History | Over:
-    return process if process.pending is not None else process.over()
-
-
-def _moves(state: State) -> Iterator[Choice]:
-    """What can happen next if nothing goes wrong."""
-    for _, process in state.alive():
-        pending = process.pending
-        if isinstance(pending, fx.Call):
-            yield Choice(process.name, "well")
-            if process.calls <= process.cast.ills:
-                yield Choice(process.name, "ill")
-            beats = pending.renewal is not None or pending.beat is not None
-            if beats and process.beats < process.cast.beats:
-                yield Choice(process.name, "beat")
-        elif isinstance(pending, STORE_OPERATIONS) or _is_there(pending, state.values):
-            yield Choice(process.name, "answered")
-        else:
-            yield Choice(process.name, "waited")
-
-
-def _is_there(pending: Effect | None, values: Mapping[str, bytes]) -> bool:
-    return isinstance(pending, fx.WaitFor) and pending.key in values
-
-
-def _strikes(scene: Scene, state: State) -> Iterator[Choice]:
-    """What can go wrong next."""
-    if scene.may_be_emptied and not state.lives:
-        yield Choice(STORE, "empty")
-    if not state.faults:
-        return
-    for _, process in state.alive():
-        kinds = {"crash", "pause", "interrupt"}
-        if isinstance(process.pending, STORE_OPERATIONS):
-            # A read that was not answered has changed nothing: one kind says it all.
-            kinds |= {"away"} if isinstance(process.pending, _READS) else {"away", "lost"}
-        elif isinstance(process.pending, fx.WaitFor):
-            kinds |= {"away"}
-        for what in sorted(kinds & scene.faults):
-            yield Choice(process.name, what)
-
-
-def _fair(state: State) -> Choice | None:
-    """What happens next where nothing goes wrong and everybody gets a turn.
-
-    Whoever has something to do does it, the one that has done least first; where nobody has, that
-    wait ends which ends first.
-    """
-    waiting, busy = [], []
-    for at, process in state.alive():
-        pending = process.pending
-        if isinstance(pending, STORE_OPERATIONS) or _is_there(pending, state.values):
-            busy.append((process.depth, at, process))
-        else:
-            waiting.append((process.elapsed_s + process.waits_s(), at, process))
-    if busy:
-        return Choice(min(busy)[2].name, "answered")
-    if not waiting:
-        return None
-    process = min(waiting)[2]
-    return Choice(process.name, "well" if process.pending is process.call else "waited")
-
-
-def _taken(state: State, choice: Choice) -> Step:
-    """Take a choice.
-
-    Args:
-        state: The state before it.
-        choice: To whom, and what; one that can be taken there.
-    """
-    who, what = choice
-    if who == STORE:
-        after = State(values={}, processes=state.processes, faults=state.faults, lives=1)
-        return Step(before=state, choice=choice, after=after, actor=None)
-    at, process = next((at, process) for at, process in state.alive() if process.name == who)
-    values, then = _outcome(state.values, process, what)
-    processes = (*state.processes[:at], then, *state.processes[at + 1 :])
-    faults = state.faults - (what in _FAULTS)
-    after = State(values=values, processes=processes, faults=faults, lives=state.lives)
-    return Step(before=state, choice=choice, after=after, actor=process)
-
-
-def _outcome(
-    values: Mapping[str, bytes], process: History, what: str
-) -> tuple[Mapping[str, bytes], History | Over]:
-    if what == "crash":
-        return values, process.over()
-    if what not in {"answered", "lost", "away"}:
-        return values, _settled(process.told_next(what))
-    if what == "away":
-        return values, _settled(process.told_next("unanswered"))
-    values, value = _performed(values, process.pending)
-    if what == "lost":
-        return values, _settled(process.told_next("unanswered"))
-    return values, _settled(process.told_next("answered", value))
-
-
-def _performed(values: Mapping[str, bytes], effect: Any) -> tuple[Mapping[str, bytes], Any]:  # noqa: ANN401 - whatever a store answers
-    if isinstance(effect, fx.WaitFor):
-        return values, effect.key in values
-    cells = Cells()
-    cells.values = dict(values)
-    value = store_performers(cells)[type(effect)](effect)
-    if isinstance(effect, fx.MultiGet):
-        value = tuple(value)
-    return (values if cells.values == values else cells.values), value

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lightning_resilience.core.breaker_config import BreakerConfig
-    from lightning_resilience.drill.explorer import Check, EndCheck, State, Step
+    from lightning_resilience.drill.explored_world import Check, EndCheck, State, Step
 
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "one_probe_a_claim",
     "slots_are_leases",
     "verdict_is_written_once",
+    "writers_sign",
 ]
 
 _MANY: Final = 4096
@@ -50,6 +51,11 @@ def _slot(raw: bytes) -> SlotRecord:
     return decode(SlotRecord, raw, key="slot")
 
 
+@lru_cache(maxsize=_MANY)
+def _verdict(raw: bytes) -> FinalRecord:
+    return decode(FinalRecord, raw, key="final")
+
+
 def _wrote(step: Step, nonce: str) -> bool:
     """Tell whether a nonce is the actor's."""
     return nonce.startswith(f"{step.choice.who}.")
@@ -57,9 +63,7 @@ def _wrote(step: Step, nonce: str) -> bool:
 
 def _actor_after(step: Step) -> History | Over:
     """What the actor is after the step."""
-    return next(
-        process for process in step.after.processes if process.name == step.choice.who
-    )
+    return next(process for process in step.after.processes if process.name == step.choice.who)
 
 
 def _watched_s(step: Step, key: str) -> float:
@@ -68,6 +72,28 @@ def _watched_s(step: Step, key: str) -> float:
         return -1.0
     raw, since_s = step.actor.sights.get(key, (None, 0.0))
     return step.actor.clock_s - since_s if raw == step.before.values[key] else -1.0
+
+
+def writers_sign(keys: tuple[str, ...]) -> Check:
+    """Return the check that every record that is written carries a nonce of its writer's.
+
+    Args:
+        keys: Keys of breakers' records and of slots.
+    """
+
+    def check(step: Step) -> str:
+        if step.before.values is step.after.values or step.actor is None:
+            return ""
+        for key in keys:
+            raw = step.after.values.get(key)
+            if raw is None or raw == step.before.values.get(key):
+                continue
+            writer = _slot(raw).writer if "/slot/" in key else _breaker(raw).writer
+            if not _wrote(step, writer):
+                return f"{step.choice.who} wrote {key} with the nonce {writer!r}"
+        return ""
+
+    return check
 
 
 # --- the breaker's record ------------------------------------------------------------------------
@@ -94,11 +120,13 @@ def breaker_is_sound(key: str, config: BreakerConfig) -> Check:
         if raw_after is None:
             return "the breaker's record was deleted"
         before, after = _breaker(raw_before), _breaker(raw_after)
-        if not _wrote(step, after.writer):
-            return f"{step.choice.who} wrote a record with the nonce {after.writer!r}"
         if after.reason.startswith("rebuilt"):
             return _of_rebuilt(before, after)
-        return _of_epochs(before, after) or _of_probe(step, key, before, after, config)
+        if after.epoch == before.epoch:
+            return _of_one_epoch(before, after)
+        return _of_epochs(before, after) or _of_probe(
+            step, before=before, after=after, key=key, config=config
+        )
 
     return check
 
@@ -109,13 +137,19 @@ def _of_rebuilt(before: BreakerRecord, after: BreakerRecord) -> str:
     return ""
 
 
+def _of_one_epoch(before: BreakerRecord, after: BreakerRecord) -> str:
+    if (after.store_id, after.state, after.holder) != (
+        before.store_id,
+        before.state,
+        before.holder,
+    ):
+        return f"epoch {after.epoch} was {before.state}, and is {after.state} of {after.holder!r}"
+    return "" if after.history == before.history else "the history changed within an epoch"
+
+
 def _of_epochs(before: BreakerRecord, after: BreakerRecord) -> str:
     if after.store_id != before.store_id:
         return f"the record's store changed from {before.store_id!r} to {after.store_id!r}"
-    if after.epoch == before.epoch:
-        if (after.state, after.holder) != (before.state, before.holder):
-            return f"epoch {after.epoch} was {before.state} and is {after.state} of another holder"
-        return "" if after.history == before.history else "the history changed without an epoch"
     if after.epoch != before.epoch + 1:
         return f"epoch {after.epoch} follows on epoch {before.epoch}"
     if (BreakerState(before.state), BreakerState(after.state)) not in LEGAL:
@@ -127,13 +161,13 @@ def _of_epochs(before: BreakerRecord, after: BreakerRecord) -> str:
 
 
 def _of_probe(
-    step: Step, key: str, before: BreakerRecord, after: BreakerRecord, config: BreakerConfig
+    step: Step, *, before: BreakerRecord, after: BreakerRecord, key: str, config: BreakerConfig
 ) -> str:
     who = step.choice.who
     if after.state == _HALF_OPEN:
         due_s = before.open_s if before.state == _OPEN else config.probe_lease_s
         watched_s = _watched_s(step, key)
-        if after.epoch != before.epoch and watched_s < due_s:
+        if watched_s < due_s:
             return f"{who} claimed the probe after {watched_s:g} s of {due_s:g} s"
     elif before.state == _HALF_OPEN and not _wrote(step, before.holder):
         return f"{who} applied a result to the claim of {before.holder}"
@@ -237,7 +271,13 @@ def slots_are_leases(keys: tuple[str, ...], *, lease_s: float) -> Check:
                 continue
             if raw_after is None:
                 return f"{key} was deleted"
-            said = _of_slot(step, key, _slot(raw_before), _slot(raw_after), lease_s=lease_s)
+            said = _of_slot(
+                step,
+                key=key,
+                before=_slot(raw_before),
+                after=_slot(raw_after),
+                lease_s=lease_s,
+            )
             if said:
                 return said
         return ""
@@ -245,56 +285,60 @@ def slots_are_leases(keys: tuple[str, ...], *, lease_s: float) -> Check:
     return check
 
 
+def _permit(process: History | Over) -> Permit | None:
+    """The permit by which a process calls, if it does."""
+    if isinstance(process, Over) or process.call is None:
+        return None
+    renewal = process.call.renewal
+    return renewal if isinstance(renewal, Permit) else None
+
+
 def _of_entry(step: Step) -> str:
     now = _actor_after(step)
-    if step.actor is None or step.actor.call is not None or not isinstance(now, History):
+    permit = _permit(now)
+    if permit is None or step.actor is None or _permit(step.actor) is not None:
         return ""
-    if now.call is None or not isinstance(now.call.renewal, Permit):
-        return ""
-    permit = now.call.renewal
     raw, holder = step.after.values.get(permit.key), permit.record.holder
     if raw is None or _slot(raw).holder != holder:
         return f"{now.name} calls by the claim {holder!r}, and {permit.key} holds {raw!r}"
-    for _, other in step.before.alive():
-        if other.call is not None and isinstance(other.call.renewal, Permit):
-            if other.call.renewal.record.holder == holder:
-                return f"{now.name} calls by the claim {holder!r}, and so does {other.name}"
+    for other in step.before.processes:
+        theirs = _permit(other)
+        if theirs is not None and theirs.record.holder == holder:
+            return f"{now.name} calls by the claim {holder!r}, and so does {other.name}"
     return ""
 
 
-def _of_slot(
-    step: Step, key: str, before: SlotRecord, after: SlotRecord, *, lease_s: float
-) -> str:
+def _of_slot(step: Step, *, key: str, before: SlotRecord, after: SlotRecord, lease_s: float) -> str:
     who = step.choice.who
-    if not _wrote(step, after.writer):
-        return f"{who} wrote a slot with the nonce {after.writer!r}"
+    if before.holder and not _wrote(step, before.holder):
+        if not after.holder:
+            return f"{who} freed the slot of {before.holder}"
+        watched_s = _watched_s(step, key)
+        if watched_s < lease_s:
+            return f"{who} took the slot of {before.holder} after {watched_s:g} s of {lease_s:g} s"
     if after.turn < before.turn:
         return f"{who} set the turn back from {before.turn} to {after.turn}"
-    if not before.holder or _wrote(step, before.holder):
-        return ""
-    if not after.holder:
-        return f"{who} freed the slot of {before.holder}"
-    watched_s = _watched_s(step, key)
-    if watched_s < lease_s:
-        return f"{who} took the slot of {before.holder} after {watched_s:g} s of {lease_s:g} s"
     return ""
 
 
-def nobody_keeps_a_slot(keys: tuple[str, ...], *, faults: int) -> EndCheck:
-    """Return the check that a slot is left by whoever was in it, where nothing went wrong.
+def nobody_keeps_a_slot(keys: tuple[str, ...]) -> EndCheck:
+    """Return the check that whoever has ended well has left its slot, whatever went wrong.
 
     Args:
         keys: The slots' keys.
-        faults: Faults that a sequence may have.
     """
 
     def check(state: State) -> str:
-        names = {process.name for process in state.processes}
+        ended = {
+            process.name
+            for process in state.processes
+            if isinstance(process, Over) and process.how == "ended" and not process.error
+        }
         for key in keys:
             raw = state.values.get(key)
             holder = _slot(raw).holder if raw else ""
-            if holder.partition(".")[0] in names and state.faults == faults:
-                return f"nothing went wrong, and {holder} is in {key} for ever"
+            if holder.partition(".")[0] in ended:
+                return f"{holder} has ended, and is in {key} for ever"
         return ""
 
     return check
@@ -314,10 +358,11 @@ def verdict_is_written_once(key: str) -> Check:
         before, after = step.before.values.get(key), step.after.values.get(key)
         if before is not None and before != after:
             return f"{step.choice.who} changed the verdict from {before!r} to {after!r}"
+        verdict = None if after is None else _verdict(after)
         for process in step.after.processes:
-            if isinstance(process, Over) and isinstance(process.result, FinalRecord):
-                if after is None or decode(FinalRecord, after, key=key) != process.result:
-                    return f"{process.name} returned {process.result}, the store says {after!r}"
+            result = process.result if isinstance(process, Over) else None
+            if isinstance(result, FinalRecord) and result != verdict:
+                return f"{process.name} returned {result}, the store says {after!r}"
         return ""
 
     return check
@@ -326,7 +371,7 @@ def verdict_is_written_once(key: str) -> Check:
 def all_learn_one_verdict(state: State) -> str:
     """Check that everybody who lives has learnt the verdict."""
     for process in state.processes:
-        if isinstance(process, Over) and process.how == "ended":
-            if not isinstance(process.result, FinalRecord):
-                return f"{process.name} has not learnt the verdict: {process.error}"
+        ended = isinstance(process, Over) and process.how == "ended"
+        if ended and not isinstance(process.result, FinalRecord):
+            return f"{process.name} has not learnt the verdict"
     return ""

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The small worlds that are explored: each protocol that must not go wrong, with two or three in it.
+"""The small worlds that are explored: each protocol with two or three processes in it.
 
 Every scene states its numbers: who is in it, up to which depth every choice is taken, and what may
 go wrong how often. Its processes run the shipped protocols with the shipped defaults, but for what
@@ -15,123 +15,98 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from lightning_resilience.core import breaker
-from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerConfig
-from lightning_resilience.core.joint import report_of
-from lightning_resilience.core.outcome import OK, classify
-from lightning_resilience.core.records import (
-    Keys,
-    OutcomeRecord,
-    SlotRecord,
-    StoreIdRecord,
-    Transition,
-    encode,
-)
+from lightning_resilience.core.records import SlotRecord, StoreIdRecord, Transition, encode
 from lightning_resilience.drill import explorer_checks as checks
 from lightning_resilience.drill.explored_process import Cast
-from lightning_resilience.drill.explorer import Scene
-from lightning_resilience.protocols.admission import Permit, enter, leave
-from lightning_resilience.protocols.circuit import Circuit, begin, learn, refresh, report
-from lightning_resilience.protocols.circuit_memory import Limits
-from lightning_resilience.protocols.effects import Call, Now
-from lightning_resilience.protocols.joint import Joint, Member, Part, perform
-from lightning_resilience.protocols.persistent import Persistence, with_persistence
-from lightning_resilience.protocols.probe import Patience, await_passage
+from lightning_resilience.drill.explored_programs import (
+    DEPENDENCY,
+    KEYS,
+    LEASE_S,
+    TIGHT,
+    caller,
+    reporter,
+    saver,
+    waiter,
+    witness,
+)
+from lightning_resilience.drill.explored_world import Scene
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-    from lightning_resilience.core.records import FinalRecord
-    from lightning_resilience.ports import CancelToken
-    from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.drill.explored_world import Check
 
 
-__all__ = ["KEYS", "claims", "forgiveness", "slots", "take_over", "verdict"]
+__all__ = [
+    "EVERYTHING",
+    "RECORD",
+    "claims",
+    "forgiveness",
+    "memories",
+    "reports",
+    "slots",
+    "take_over",
+    "verdict",
+]
 
-KEYS: Final = Keys(run_id="run", incarnation="1")
-DEPENDENCY: Final = "drill://storage:write"
 RECORD: Final = KEYS.breaker(DEPENDENCY)
-FINAL: Final = KEYS.joint("final", 1)
-STORE_ID: Final = "first"
-PATIENCE_S: Final = 45.0
-NEWCOMER_PATIENCE_S: Final = 600.0
-LEASE_S: Final = 30.0
+"""Key of the breaker's record."""
 EVERYTHING: Final = frozenset({"crash", "lost", "away", "pause", "interrupt"})
-NAMES: Final = ("a", "b", "c")
+"""All kinds of faults."""
 
-_TIGHT: Final = BreakerConfig(max_concurrent=1, trip_failures=1)
-_ADMISSION: Final = AdmissionConfig(slot_lease_s=LEASE_S)
-
-
-def _work(_token: CancelToken) -> None:
-    """Stands for a request: what comes of it is the explorer's choice."""
-
-
-_PATIENCE: Final = Patience(probe=_work, classify=classify, spread_s=0.0)
-
-
-def _circuit(config: BreakerConfig) -> Circuit:
-    limits = Limits(admission=_ADMISSION)
-    return Circuit(DEPENDENCY, config=config, keys=KEYS, host="host", limits=limits)
+_FINAL: Final = KEYS.joint("final", 1)
+_STORE_ID: Final = "first"
+_NAMES: Final = ("a", "b", "c")
+_PATIENCE_S: Final = 25.0
+_NEWCOMER_PATIENCE_S: Final = 600.0
 
 
 def _stored(config: BreakerConfig, *, epoch: int = 1, **fields: Any) -> dict[str, bytes]:  # noqa: ANN401 - fields of a record
     """A store in which somebody has been before: its record, and free slots of slow calls."""
-    first = breaker.initial(config, store_id=STORE_ID, writer="before.1")
+    first = breaker.initial(config, store_id=_STORE_ID, writer="before.1")
     entry = Transition(epoch=epoch, state=fields.get("state", first.state), reason="before")
     record = msgspec.structs.replace(first, epoch=epoch, history=(entry,), **fields)
     free = SlotRecord(writer="before.2", took_s=2 * LEASE_S)
     slots = {KEYS.slot(DEPENDENCY, at): encode(free) for at in range(config.max_concurrent)}
-    known = StoreIdRecord(store_id=STORE_ID, writer="before.3")
+    known = StoreIdRecord(store_id=_STORE_ID, writer="before.3")
     return {KEYS.store_id: encode(known), RECORD: encode(record), **slots}
 
 
+def _record_checks(known: Mapping[str, int]) -> tuple[Check, ...]:
+    return (
+        checks.writers_sign((RECORD,)),
+        checks.breaker_is_sound(RECORD, TIGHT),
+        checks.circuit_is_known(RECORD, known=known),
+    )
+
+
 def _opened() -> dict[str, bytes]:
-    return _stored(_TIGHT, epoch=2, generation=1, state="open", limit=0)
+    return _stored(TIGHT, epoch=2, generation=1, state="open", limit=0)
 
 
 # --- the probe -----------------------------------------------------------------------------------
-
-
-def _waiter(config: BreakerConfig, patience_s: float) -> Callable[[], Protocol[int]]:
-    def program() -> Protocol[int]:
-        circuit = _circuit(config)
-        now_s: float = yield Now()
-        view = yield from await_passage(
-            circuit, _PATIENCE, operation="save", deadline_at_s=now_s + patience_s
-        )
-        # The record of an epoch that is over may have been rebuilt since: it speaks of now.
-        return view.record.epoch
-
-    return program
 
 
 def _awaited(
     name: str,
     values: Mapping[str, bytes],
     *,
-    config: BreakerConfig,
     ills: tuple[int, ...],
-    patience_s: float = PATIENCE_S,
     **numbers: Any,  # noqa: ANN401 - fields of a scene
 ) -> Scene:
-    waiter = _waiter(config, patience_s)
     cast = tuple(
-        Cast(name=who, program=waiter, clock_s=1000.0 * at, ills=ill)
-        for at, (who, ill) in enumerate(zip(NAMES, ills, strict=False))
+        Cast(name=who, program=waiter(_PATIENCE_S), clock_s=1000.0 * at, ills=ill)
+        for at, (who, ill) in enumerate(zip(_NAMES, ills, strict=False))
     )
     return Scene(
         **{
             "name": name,
             "cast": cast,
             "values": values,
-            "checks": (
-                checks.breaker_is_sound(RECORD, config),
-                checks.circuit_is_known(RECORD),
-                checks.one_probe_a_claim(RECORD),
-            ),
-            "newcomer": Cast(name="n", program=_waiter(config, NEWCOMER_PATIENCE_S)),
+            "checks": (*_record_checks({}), checks.one_probe_a_claim(RECORD)),
+            "newcomer": Cast(name="n", program=waiter(_NEWCOMER_PATIENCE_S)),
             **numbers,
         }
     )
@@ -144,7 +119,7 @@ def claims(*, ills: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN401 -
         ills: For each waiter, how many of its probes may find the dependency ill.
         **numbers: Fields of the scene.
     """
-    return _awaited(f"{len(ills)} claim", _opened(), config=_TIGHT, ills=ills, **numbers)
+    return _awaited(f"{len(ills)} claim", _opened(), ills=ills, **numbers)
 
 
 def take_over(*, ills: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN401 - fields of a scene
@@ -154,48 +129,11 @@ def take_over(*, ills: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN40
         ills: For each waiter, how many of its probes may find the dependency ill.
         **numbers: Fields of the scene.
     """
-    values = _stored(
-        _TIGHT, epoch=3, generation=1, state="half_open", limit=0, holder="before.4"
-    )
-    return _awaited(f"{len(ills)} take over", values, config=_TIGHT, ills=ills, **numbers)
+    values = _stored(TIGHT, epoch=3, generation=1, state="half_open", limit=0, holder="before.4")
+    return _awaited(f"{len(ills)} take over", values, ills=ills, **numbers)
 
 
 # --- slots ---------------------------------------------------------------------------------------
-
-
-def _caller(
-    config: BreakerConfig, patience_s: float, *, calls: int = 1, store_patience_s: float = 0.0
-) -> Callable[[], Protocol[None]]:
-    persistence = Persistence(
-        op="save", patience_s=store_patience_s, error=lambda _lost_for_s, error: error
-    )
-
-    def program() -> Protocol[None]:
-        circuit = _circuit(config)
-        for _ in range(calls):
-            now_s: float = yield Now()
-            entering = enter(
-                circuit, operation="save", voice_s=patience_s, deadline_at_s=now_s + patience_s
-            )
-            entered = yield from with_persistence(entering, persistence)
-            if entered is None:
-                raise TimeoutError("no slot came free")
-            yield from _call(entered[1])
-
-    return program
-
-
-def _call(permit: Permit) -> Protocol[None]:
-    try:
-        yield Call(_work, renewal=permit)
-    except GeneratorExit:
-        raise
-    except BaseException as error:
-        yield from leave(permit, classify(error))
-        if not isinstance(error, Exception):
-            raise
-    else:
-        yield from leave(permit, OK)
 
 
 def _admitted(
@@ -208,20 +146,19 @@ def _admitted(
     store_patience_s: float = 0.0,
     **numbers: Any,  # noqa: ANN401 - fields of a scene
 ) -> Scene:
-    caller = _caller(config, 2 * LEASE_S, calls=calls, store_patience_s=store_patience_s)
+    program = caller(config, 2 * LEASE_S, calls=calls, store_patience_s=store_patience_s)
     keys = tuple(KEYS.slot(DEPENDENCY, at) for at in range(config.max_concurrent))
-    numbers = {"most_faults": 1, **numbers}
     return Scene(
         **{
             "name": name,
             "cast": tuple(
-                Cast(**{"name": who, "program": caller, "clock_s": 1000.0 * at, **options})
-                for at, (who, options) in enumerate(zip(NAMES, cast, strict=False))
+                Cast(**{"name": who, "program": program, "clock_s": 1000.0 * at, **options})
+                for at, (who, options) in enumerate(zip(_NAMES, cast, strict=False))
             ),
             "values": values,
-            "checks": (checks.slots_are_leases(keys, lease_s=LEASE_S),),
-            "end_checks": (checks.nobody_keeps_a_slot(keys, faults=numbers["most_faults"]),),
-            "newcomer": Cast(name="n", program=_caller(config, NEWCOMER_PATIENCE_S)),
+            "checks": (checks.writers_sign(keys), checks.slots_are_leases(keys, lease_s=LEASE_S)),
+            "end_checks": (checks.nobody_keeps_a_slot(keys),),
+            "newcomer": Cast(name="n", program=caller(config, _NEWCOMER_PATIENCE_S)),
             **numbers,
         }
     )
@@ -253,38 +190,14 @@ def forgiveness(*, limit: int, cast: tuple[Mapping[str, Any], ...], **numbers: A
     for at in range(limit):
         held = SlotRecord(holder=f"before.{at}", writer="before.2", took_s=2 * LEASE_S)
         values[KEYS.slot(DEPENDENCY, at)] = encode(held)
-    return _admitted(
-        f"{len(cast)} forgive {limit}", values, config=config, cast=cast, **numbers
-    )
+    return _admitted(f"{len(cast)} forgive {limit}", values, config=config, cast=cast, **numbers)
 
 
 # --- a store that came back empty ----------------------------------------------------------------
 
 
-def _reporter(config: BreakerConfig, *, failures: int) -> Callable[[], Protocol[None]]:
-    def program() -> Protocol[None]:
-        circuit = _circuit(config)
-        view = yield from begin(circuit, new_incarnation=False)
-        failed = classify(ConnectionResetError("the dependency is ill"))
-        for _ in range(failures):
-            yield from report(circuit, failed, epoch=view.record.epoch)
-            view = circuit.view or view
-        yield from refresh(circuit)
-
-    return program
-
-
-def _witness(epoch: int, *, looks: int) -> Callable[[], Protocol[None]]:
-    raw = _stored(_TIGHT, epoch=epoch, generation=1, state="open", limit=0)[RECORD]
-
-    def program() -> Protocol[None]:
-        circuit = _circuit(_TIGHT)
-        now_s: float = yield Now()
-        learn(circuit, raw, read_at_s=now_s, seen_at_s=now_s)
-        for _ in range(looks):
-            yield from refresh(circuit)
-
-    return program
+def _remembered(epoch: int) -> bytes:
+    return _stored(TIGHT, epoch=epoch, generation=1, state="open", limit=0)[RECORD]
 
 
 def memories(*, epochs: tuple[int, ...], looks: int = 2, **numbers: Any) -> Scene:  # noqa: ANN401 - fields of a scene
@@ -295,19 +208,16 @@ def memories(*, epochs: tuple[int, ...], looks: int = 2, **numbers: Any) -> Scen
         looks: How often each of them looks.
         **numbers: Fields of the scene.
     """
-    known = dict(zip(NAMES, epochs, strict=False))
+    known = dict(zip(_NAMES, epochs, strict=False))
     return Scene(
         **{
             "name": f"{len(epochs)} remember",
             "cast": tuple(
-                Cast(name=who, program=_witness(epoch, looks=looks))
+                Cast(name=who, program=witness(_remembered(epoch), looks=looks))
                 for who, epoch in known.items()
             ),
             "values": {},
-            "checks": (
-                checks.breaker_is_sound(RECORD, _TIGHT),
-                checks.circuit_is_known(RECORD, known=known),
-            ),
+            "checks": _record_checks(known),
             **numbers,
         }
     )
@@ -321,59 +231,22 @@ def reports(*, failures: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN
         **numbers: Fields of the scene.
     """
     cast = tuple(
-        Cast(name=who, program=_reporter(_TIGHT, failures=count))
-        for who, count in zip(NAMES, failures, strict=False)
+        Cast(name=who, program=reporter(failures=count))
+        for who, count in zip(_NAMES, failures, strict=False)
     )
     return Scene(
         **{
             "name": f"{len(failures)} report",
             "cast": cast,
-            "values": _stored(_TIGHT),
+            "values": _stored(TIGHT),
             "may_be_emptied": True,
-            "checks": (checks.breaker_is_sound(RECORD, _TIGHT), checks.circuit_is_known(RECORD)),
+            "checks": _record_checks({}),
             **numbers,
         }
     )
 
 
 # --- verdicts ------------------------------------------------------------------------------------
-
-
-def _saver(
-    rank: int, *, workers: tuple[int, ...], ranks: int, is_gated: bool
-) -> Callable[[], Protocol[FinalRecord]]:
-    member = Member(
-        keys=KEYS,
-        rank=rank,
-        world_size=ranks,
-        timeout_s=8.0,
-        beat_s=2.0,
-        on_outage="wait",
-        store_patience_s=5.0,
-    )
-
-    def run(_started_at_s: float) -> Protocol[str]:
-        yield Call(_work, timeout_s=60.0)
-        return f"by {rank}"
-
-    def outcome(error: BaseException) -> OutcomeRecord:
-        return report_of(error, rank=rank, outcome=classify(error))
-
-    def program() -> Protocol[FinalRecord]:
-        joint = Joint(
-            op="save",
-            seq=1,
-            digest="d",
-            subject="a.ckpt",
-            workers=workers,
-            circuit=_circuit(_TIGHT) if is_gated else None,
-            patience=_PATIENCE,
-            deadline_s=60.0,
-        )
-        part = Part(run=run, detail=str, outcome=outcome) if rank in workers else None
-        return (yield from perform(member, joint, part)).final
-
-    return program
 
 
 def verdict(
@@ -392,19 +265,19 @@ def verdict(
         **numbers: Fields of the scene.
     """
     ranks = len(cast)
-    gate = (checks.breaker_is_sound(RECORD, _TIGHT), checks.one_probe_a_claim(RECORD))
+    gate = (checks.breaker_is_sound(RECORD, TIGHT), checks.one_probe_a_claim(RECORD))
     programs = [
-        _saver(rank, workers=workers, ranks=ranks, is_gated=is_gated) for rank in range(ranks)
+        saver(rank, workers=workers, ranks=ranks, is_gated=is_gated) for rank in range(ranks)
     ]
     return Scene(
         **{
             "name": f"{len(workers)} of {ranks} save" + " at an open gate" * is_gated,
             "cast": tuple(
                 Cast(**{"name": who, "program": program, "clock_s": 1000.0, **options})
-                for who, program, options in zip(NAMES, programs, cast, strict=False)
+                for who, program, options in zip(_NAMES, programs, cast, strict=False)
             ),
             "values": _opened() if is_gated else {},
-            "checks": (checks.verdict_is_written_once(FINAL), *(gate if is_gated else ())),
+            "checks": (checks.verdict_is_written_once(_FINAL), *(gate if is_gated else ())),
             "end_checks": (checks.all_learn_one_verdict,),
             **numbers,
         }
