@@ -316,8 +316,8 @@ class History:
     def _follow(self, parent: History, entry: tuple[str, Any], run: _Run) -> None:
         self.cast, self.parent, self.told = parent.cast, parent, entry
         self.depth = parent.depth + 1
-        self.probes, self.sights = parent.probes, parent._sights_after(entry)  # noqa: SLF001 - its own kind
-        self._claim = parent._claim  # noqa: SLF001 - its own kind
+        self.probes, self.sights = parent.probes, parent._sights_after(entry)
+        self._claim = parent._claim
         self._branches = {}
         self.call = parent.call
         run.take(*entry)

@@ -209,30 +209,30 @@ class _Exploration:
 
     def _complete(self, state: State) -> None:
         """Let all come to their end, and then a newcomer come."""
-        state = self._finish(state)
-        if any(state.alive()):
+        ended = self._finish(state)
+        if ended is None:
             return
         self.report.ends += 1
         for check in self.scene.end_checks:
-            complaint = check(state)
+            complaint = check(ended)
             if complaint:
                 raise _BrokenError(complaint)
-        left = frozenset(state.values.items())
+        left = frozenset(ended.values.items())
         if self._newcomer is None or left in self._passed:
             return
         self._passed.add(left)
-        come = self._finish(State(values=state.values, processes=(self._newcomer,), faults=0))
-        for process in come.processes:
+        come = self._finish(State(values=ended.values, processes=(self._newcomer,), faults=0))
+        for process in () if come is None else come.processes:
             if isinstance(process, Over) and process.error:
                 message = f"whoever comes next does not get through: {process.error}"
                 raise _BrokenError(message)
 
-    def _finish(self, state: State) -> State:
-        """Go on fairly; stops early where it has been before."""
+    def _finish(self, state: State) -> State | None:
+        """Go on fairly until all have ended; None where it has been before."""
         for _ in range(self.scene.most_fair_steps):
             identity = state.identity()
             if identity in self._ending:
-                return state
+                return None
             self._ending.add(identity)
             self.report.fair_states += 1
             choice = fair(state)

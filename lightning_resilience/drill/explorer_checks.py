@@ -16,6 +16,7 @@ from lightning_resilience.core.breaker_record import HISTORY_LENGTH, LEGAL, Brea
 from lightning_resilience.core.records import BreakerRecord, FinalRecord, SlotRecord, decode
 from lightning_resilience.drill.explored_process import History, Over
 from lightning_resilience.protocols.admission import Permit
+from lightning_resilience.protocols.effects import Delete, Set
 
 
 if TYPE_CHECKING:
@@ -204,8 +205,8 @@ def one_probe_a_claim(key: str) -> Check:
 def circuit_is_known(key: str, *, known: Mapping[str, int] | None = None) -> Check:
     """Return the check that nobody ends knowing a higher epoch than the store.
 
-    For processes that look at the record last of all: whoever has looked has seen to it that the
-    record is there, and that it is not of an epoch below one that was there before.
+    Whoever has looked at the record has seen to it that it is there, and that it is not of an epoch
+    below one that was there before. One that rings a bell last of all has not looked since.
 
     Args:
         key: The record's key.
@@ -215,7 +216,7 @@ def circuit_is_known(key: str, *, known: Mapping[str, int] | None = None) -> Che
     before = known or {}
 
     def check(step: Step) -> str:
-        if step.actor is None:
+        if step.actor is None or isinstance(step.actor.pending, (Set, Delete)):
             return ""
         now = _actor_after(step)
         if not isinstance(now, Over) or now.how != "ended" or now.error:
@@ -316,8 +317,6 @@ def _of_slot(step: Step, *, key: str, before: SlotRecord, after: SlotRecord, lea
         watched_s = _watched_s(step, key)
         if watched_s < lease_s:
             return f"{who} took the slot of {before.holder} after {watched_s:g} s of {lease_s:g} s"
-    if after.turn < before.turn:
-        return f"{who} set the turn back from {before.turn} to {after.turn}"
     return ""
 
 

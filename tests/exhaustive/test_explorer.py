@@ -76,21 +76,23 @@ ILL = {"ills": 1}
 LEFT, RIGHT = {"draw": 0.0}, {"draw": 0.75}
 
 EXPLORATIONS = {
-    "two claim": Exploration(claims(ills=(0, 0), depth=90), 6_000, 10**7, True, PROBED),
+    "two claim": Exploration(claims(ills=(0, 0), depth=90), 4_000, 10**6, True, PROBED),
     "two claim, and a probe fails": Exploration(
-        claims(ills=(1, 0), depth=22), 5_000, 10**6, events=PROBED
+        claims(ills=(1, 0), depth=90), 10_000, 10**6, True, events=PROBED
     ),
     "two claim, stopped and interrupted": Exploration(
-        claims(ills=(0, 0), faults=EVERYTHING, depth=20), 10_000, 10**6, events=PROBED
+        claims(ills=(0, 0), faults=EVERYTHING, depth=22), 6_000, 10**5, events=PROBED
     ),
     "two claim, and the store comes back empty": Exploration(
         claims(ills=(0, 0), may_be_emptied=True, depth=14),
-        8_000,
+        5_000,
         10**5,
         events=PROBED | {"RecordVanished"},
     ),
-    "three claim": Exploration(claims(ills=(0, 0, 0), depth=12), 8_000, 10**6, events=PROBED),
-    "two take over": Exploration(take_over(ills=(1, 0), depth=25), 3_000, 10**7, events=PROBED),
+    "three claim": Exploration(
+        claims(ills=(0, 0, 0), depth=12), 8_000, 10**6, events={"ProbeStarted"}
+    ),
+    "two take over": Exploration(take_over(ills=(1, 0), depth=26), 4_000, 10**7, events=PROBED),
     "three take over": Exploration(take_over(ills=(0, 0, 0), depth=13), 5_000, 10**6),
     "one slot for two": Exploration(
         slots(limit=1, cast=(BEATING, IDLE), faults=EVERYTHING, depth=60),
@@ -131,7 +133,7 @@ EXPLORATIONS = {
         slots(limit=2, cast=(LEFT, RIGHT, IDLE), depth=12), 6_000, 10**5
     ),
     "two forgive one": Exploration(
-        forgiveness(limit=1, cast=(BEATING, IDLE), faults=EVERYTHING, depth=60),
+        forgiveness(limit=1, cast=(BEATING, IDLE), depth=60),
         10_000,
         10**8,
         True,
@@ -145,7 +147,7 @@ EXPLORATIONS = {
         {"SlotForgiven"},
     ),
     "three forgive one": Exploration(
-        forgiveness(limit=1, cast=(IDLE,) * 3, depth=17), 10_000, 10**8, events={"SlotForgiven"}
+        forgiveness(limit=1, cast=(IDLE,) * 3, depth=15), 6_000, 10**6, events={"SlotForgiven"}
     ),
     "one of two saves": Exploration(
         verdict(workers=(0,), cast=(BEATING | ILL, IDLE), depth=60),
