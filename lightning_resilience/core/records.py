@@ -230,7 +230,7 @@ class OutcomeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict of a joint operation, the same for every rank; write-once.
+    """The verdict of a joint operation, the same for every rank; before it, an open ballot.
 
     Args:
         v: Version of the format.
@@ -244,7 +244,8 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
         workers: Ranks that had work.
         lost_ranks: Ranks that were silent for too long.
         attempts: Attempts of the rank named.
-        writer: Nonce of this write.
+        is_open: Whether this is the ballot, and there is no verdict yet.
+        writer: Nonce of this write; of a ballot, that of the first gate.
     """
 
     v: int = VERSION
@@ -257,6 +258,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[int, ...] = ()
     lost_ranks: tuple[int, ...] = ()
     attempts: _Count = 0
+    is_open: bool = False
     writer: str
 
 
