@@ -372,8 +372,8 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         return f"lr/{self.run_id}/bell/{dependency}/{generation}"
 
     def waiting(self, dependency: str, generation: int) -> str:
-        """Counter that hands out places in line among the waiters of trip ``generation``."""
-        return f"lr/{self.run_id}/waiting/{dependency}/{generation}"
+        """Counter of places in line for trip ``generation``, anew for each start of the job."""
+        return f"lr/{self.run_id}/i{self.incarnation}/waiting/{dependency}/{generation}"
 
     def slot(self, dependency: str, index: int) -> str:
         """Key of one slot of a dependency's admission."""
