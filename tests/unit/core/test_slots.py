@@ -93,9 +93,7 @@ def test_a_freed_slot_says_how_its_call_ended(
     """Only a success tells the pace; only what counts for the breaker is a failure there."""
     was = SlotRecord(turn=3, holder="n1", took_s=0.2, last=before, writer="n1")
 
-    free = cells.released(
-        was, Outcome(failure=failure), generation=7, lasted_s=2.5, writer="n2"
-    )
+    free = cells.released(was, Outcome(failure=failure), generation=7, lasted_s=2.5, writer="n2")
 
     last = before if last == "before" else last
     generation = was.generation if failure is FailureClass.CANCELLED else 7
