@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +15,6 @@ from lightning_resilience.core import admission
 from lightning_resilience.core.admission import AdmissionConfig, Slot
 from lightning_resilience.core.breaker import BreakerConfig, initial
 from lightning_resilience.core.lease import Silence
-from lightning_resilience.core.outcome import FailureClass, Outcome
 from lightning_resilience.core.records import SlotRecord
 from lightning_resilience.errors import ConfigError
 
@@ -144,6 +141,30 @@ def test_a_slot_at_a_closed_circuit_is_only_a_queue(
         admission.waits_for_slot(breaker_in(state), collective=False, when_open=when_open) is waits
     )
     assert admission.waits_for_slot(breaker_in(state), collective=True, when_open=when_open)
+
+
+@pytest.mark.parametrize("collective", [True, False])
+@pytest.mark.parametrize("when_open", ["wait", "raise"])
+def test_who_has_seen_nothing_yet_waits_for_a_slot_by_what_it_is(
+    collective: bool,  # noqa: FBT001 - data
+    when_open: str,
+) -> None:
+    """A collective call waits whatever the first look will show; a single one by its policy."""
+    waits = admission.waits_for_slot(None, collective=collective, when_open=when_open)
+
+    assert waits is (collective or when_open == "wait")
+
+
+@pytest.mark.parametrize("state", ["closed", "open", "half_open", "recovering", "forced_open"])
+@pytest.mark.parametrize("collective", [True, False])
+def test_only_a_single_call_at_a_closed_circuit_passes_freely(
+    state: str,
+    collective: bool,  # noqa: FBT001 - data
+) -> None:
+    """All others take a slot, or wait."""
+    freely = admission.passes_freely(breaker_in(state), collective=collective)
+
+    assert freely is (state == "closed" and not collective)
 
 
 @pytest.mark.parametrize("state", ["closed", "recovering"])
