@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core import roll_call
 from lightning_resilience.core.records import FinalRecord, GateRecord, decode, encode
+from lightning_resilience.protocols.beating import End
 from lightning_resilience.protocols.effects import Get, MultiGet, Nonce, Now, Set, Sleep
 from lightning_resilience.protocols.joint_terms import Arrival
 from lightning_resilience.protocols.shared_cell import create, write
@@ -42,6 +43,7 @@ __all__ = [
     "enlist",
     "lay_out",
     "refuse_to_guess",
+    "verdict_end",
 ]
 
 # A store that is lost once more each time that a rank has come to terms with the one before.
@@ -131,6 +133,17 @@ def decided(raw: bytes | None, *, key: str) -> FinalRecord | None:
         return None
     record = decode(FinalRecord, raw, key=key)
     return None if record.is_open else record
+
+
+def verdict_end(member: Member, joint: Joint) -> End:
+    """Return what ends every wait of the operation: its verdict.
+
+    Args:
+        member: Who this rank is.
+        joint: The operation.
+    """
+    key = member.keys.joint("final", joint.seq)
+    return End(key=key, has_come=lambda raw: decided(raw, key=key) is not None)
 
 
 def cast(

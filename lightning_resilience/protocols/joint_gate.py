@@ -29,7 +29,7 @@ from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols.beating import OvertakenError, with_beat
 from lightning_resilience.protocols.circuit import current, refresh
 from lightning_resilience.protocols.effects import Beat, Emit, Get, Nonce, Now
-from lightning_resilience.protocols.joint_fence import decided, lay_out
+from lightning_resilience.protocols.joint_fence import decided, lay_out, verdict_end
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
 
@@ -170,7 +170,7 @@ def _wait_together(
         deadline_at_s=started_at_s + wait_s,
     )
     try:
-        yield from with_beat(waiting, beat, ends_with=member.keys.joint("done", joint.seq))
+        yield from with_beat(waiting, beat, ends=verdict_end(member, joint))
     except CircuitOpenError as error:
         return str(error)
     return ""

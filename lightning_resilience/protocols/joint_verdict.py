@@ -32,9 +32,16 @@ from lightning_resilience.protocols.effects import (
     Nonce,
     Now,
     Set,
+    Sleep,
     WaitFor,
 )
-from lightning_resilience.protocols.joint_fence import arrive_again, cast, decided, refuse_to_guess
+from lightning_resilience.protocols.joint_fence import (
+    arrive_again,
+    cast,
+    decided,
+    refuse_to_guess,
+    verdict_end,
+)
 from lightning_resilience.protocols.joint_terms import JointResult
 
 
@@ -63,9 +70,9 @@ def work(member: Member, joint: Joint, part: Part, *, arrival: Arrival) -> Proto
         The verdict, with the work's own value or error.
     """
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
-    done_key = member.keys.joint("done", joint.seq)
+    end = verdict_end(member, joint)
     try:
-        value = yield from with_beat(part.run(arrival.started_at_s), beat, ends_with=done_key)
+        value = yield from with_beat(part.run(arrival.started_at_s), beat, ends=end)
         report = OutcomeRecord(rank=member.rank, detail=part.detail(value))
     except GeneratorExit:
         raise
@@ -253,11 +260,14 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
     }
     spoken_at_s: float | None = None
     while True:
-        yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
+        rang: bool = yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
         raw: bytes | None = yield Get(key)
         final = decided(raw, key=key)
         if final is not None:
             return final
+        if rang:
+            # Its verdict was lost with the store, and a bell that stays rung is no busy loop.
+            yield Sleep(member.beat_s)
         if raw is None:
             # So that whoever has work sees that this rank has gone nowhere.
             yield from arrive_again(member, joint, arrival)

@@ -192,6 +192,18 @@ def test_a_rank_that_dies_after_the_first_gate_costs_no_verdict(at: int) -> None
     assert verdicts_of(tasks) == {("ok",)}
 
 
+def test_a_bell_that_rings_without_a_verdict_is_no_busy_loop() -> None:
+    """The worker's late bell reaches a store that has lost its verdict: the others wait, and pause."""
+    world = World(seed=3)
+    tasks = [world.spawn(saves(rank, world, lasts_s=20.0), name=rank) for rank in range(3)]
+    world.at(5.0, lambda: world.values.update({KEYS.joint("done", 1): b"1"}))
+
+    world.run()
+
+    assert verdicts_of(tasks) == {("ok",)}
+    assert max(task.store_operations() for task in tasks) < 60
+
+
 def test_the_ballot_is_no_verdict() -> None:
     """While the work goes on, an open ballot lies where the verdict will be, and all wait."""
     world = World(seed=3)
