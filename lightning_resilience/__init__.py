@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         JointUnavailableError,
         ResilienceError,
         RetriesExhaustedError,
+        ScenarioError,
         StoreError,
         StoreUnavailableError,
     )
@@ -55,6 +56,7 @@ __all__ = [
     "ResilientCheckpointIO",
     "RetriesExhaustedError",
     "RetryPolicy",
+    "ScenarioError",
     "StoreError",
     "StoreUnavailableError",
     "__version__",

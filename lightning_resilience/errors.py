@@ -6,6 +6,7 @@
 
     ResilienceError
     ├── ConfigError (also ValueError)      the user's options; raised before training starts
+    │   └── ScenarioError                  a drill's scenario; raised before anything is simulated
     ├── CircuitOpenError                   no permit: the dependency is ill
     ├── BudgetExhaustedError               no retry: the job has made all that it may make now
     ├── RetriesExhaustedError              the policy ended; the last failure is the cause
@@ -41,6 +42,7 @@ __all__ = [
     "JointUnavailableError",
     "ResilienceError",
     "RetriesExhaustedError",
+    "ScenarioError",
     "StoreError",
     "StoreUnavailableError",
 ]
@@ -70,6 +72,25 @@ class ConfigError(ResilienceError, ValueError):
 
     Raised before training starts. The text names the option, its value and what is allowed.
     """
+
+
+class ScenarioError(ConfigError):
+    """A field of a drill's scenario is unknown, out of range, or contradicts another one.
+
+    Args:
+        message: What is wrong, and what is allowed.
+        field: The field, as ``faults[0].for_s``; empty where it is the whole text that is wrong.
+        source: Name of the file; empty for a scenario that was made in Python.
+        line: Line of the file, the first is 1, if known.
+    """
+
+    def __init__(
+        self, message: str, *, field: str = "", source: str = "", line: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.field = field
+        self.source = source
+        self.line = line
 
 
 class CircuitOpenError(ResilienceError):

@@ -42,6 +42,8 @@ from lightning_resilience.adapters.guard_options import OPTIONS as OPTIONS_OF_GU
 from lightning_resilience.core import events, records
 from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, SEVERITY
+from lightning_resilience.drill.scenario_fields import field_rows
+from lightning_resilience.drill.scenario_file import parse_scenario
 from lightning_resilience.protocols import effects
 from lightning_resilience.topology import read_topology
 
@@ -54,6 +56,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "lightning_resilience"
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+DRILL = ROOT / "docs" / "drill.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 OPTIONS = re.compile(r"<!-- options:begin -->\n(.*?)\n?<!-- options:end -->", flags=re.DOTALL)
@@ -347,3 +350,24 @@ def test_the_reference_lists_the_records_with_their_fields() -> None:
     ]
 
     assert fields_by_name("records") == {kind.__name__: kind.__struct_fields__ for kind in kinds}
+
+
+def test_the_drill_page_lists_the_fields_of_a_scenario() -> None:
+    """Every field and every fault's is listed with unit, range and default, and with a reason."""
+    listed = [*table_of(DRILL, "fields"), *table_of(DRILL, "faults")]
+
+    rows = field_rows()
+    assert sorted(row[:4] for row in listed) == sorted(
+        [f"`{row.name}`", row.unit, row.allowed, row.default] for row in rows
+    )
+    assert all(len(row) == 5 and row[4] for row in listed)
+
+
+def test_the_drill_page_shows_a_scenario_that_can_be_read() -> None:
+    """A fenced YAML block is a scenario file, and not that of the defaults."""
+    blocks = [token for token in tokens_of(DRILL) if token.type == "fence" and token.info == "yaml"]
+
+    read = [parse_scenario(block.content, source=name_of(DRILL)) for block in blocks]
+
+    assert len(read) == 1
+    assert len({type(fault) for fault in read[0].faults}) == 4

@@ -76,13 +76,13 @@ def test_the_licence_is_declared() -> None:
 
 
 def test_torch_and_lightning_are_required() -> None:
-    """The requirements of a plain installation are the six libraries, each with a lower bound."""
+    """The requirements of a plain installation are the seven libraries, each with a lower bound."""
     requirements = [
         line for line in importlib.metadata.requires(NAME) or [] if "extra ==" not in line
     ]
 
     names = sorted(re.split(r"[>=<! ]", line)[0] for line in requirements)
-    assert names == ["fsspec", "lightning", "msgspec", "torch", "typer", "xxhash"]
+    assert names == ["fsspec", "lightning", "msgspec", "pyyaml", "torch", "typer", "xxhash"]
     assert all(">=" in line for line in requirements)
 
 

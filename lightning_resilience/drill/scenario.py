@@ -4,11 +4,15 @@
 
 A scenario is data and nothing else. Together with a seed it decides a run: all that it leaves open
 (which rank, which clock, how late) is drawn from the seed. Times are seconds of the virtual clock.
+
+The range of a field is in its annotation, from where reading a file takes it. What fields have to
+do with each other is checked whenever a scenario is made, also by a program.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -16,16 +20,24 @@ from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.errors import ScenarioError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 __all__ = [
     "Brownout",
+    "BrownoutFailure",
     "Clocks",
     "Crash",
     "Fault",
     "GroupRestart",
     "Interrupt",
+    "Kind",
     "Outage",
+    "OutageFailure",
     "Pause",
     "Scenario",
     "Storage",
@@ -36,11 +48,15 @@ __all__ = [
     "Workload",
 ]
 
-Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, extra={"unit": "s"})]
+PerSecond: TypeAlias = Annotated[float, msgspec.Meta(ge=0, extra={"unit": "1/s"})]
 Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+# A million is more than any job has, and less than what a typing error makes of a thousand.
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 Kind: TypeAlias = Literal["single", "collective", "joint"]
+OutageFailure: TypeAlias = Literal["reset", "timeout", "throttle", "unknown", "hang"]
+BrownoutFailure: TypeAlias = Literal["reset", "timeout", "throttle", "unknown", "auth", "permanent"]
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +87,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             from a process group's timeout of half an hour.
     """
 
-    kinds: tuple[Kind, ...] = ("collective",)
+    kinds: Annotated[tuple[Kind, ...], msgspec.Meta(min_length=1)] = ("collective",)
     rounds: Count = 1
     every_s: Seconds = 30.0
     spread_s: Seconds = 0.05
@@ -117,7 +133,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     service_s: Seconds = 0.05
     jitter: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     failing_s: Seconds = 0.05
-    per_s: Seconds = 0.0
+    per_s: PerSecond = 0.0
 
 
 class _Fault(
@@ -136,7 +152,7 @@ class Outage(_Fault, frozen=True, kw_only=True, tag="outage"):
     """
 
     for_s: Seconds
-    error: Literal["reset", "timeout", "throttle", "unknown", "hang"] = "reset"
+    error: OutageFailure = "reset"
 
 
 class Brownout(_Fault, frozen=True, kw_only=True, tag="brownout"):
@@ -153,7 +169,7 @@ class Brownout(_Fault, frozen=True, kw_only=True, tag="brownout"):
     for_s: Seconds
     share: Share = 0.3
     slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    error: Literal["reset", "timeout", "throttle", "unknown", "auth", "permanent"] = "reset"
+    error: BrownoutFailure = "reset"
 
 
 class _Strike(_Fault, frozen=True, kw_only=True):
@@ -274,6 +290,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         admission: How slots are kept.
         may_go_alone: Whether calls outside joint operations go on without the store.
         faults: What goes wrong.
+
+    Raises:
+        ScenarioError: There are more hosts than ranks, or more permits than the dependency has
+            slots, or a fault strikes nobody, or somebody twice, or who is not there.
     """
 
     name: str = ""
@@ -290,3 +310,47 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     admission: AdmissionConfig = AdmissionConfig()
     may_go_alone: bool = True
     faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.hosts > self.ranks:
+            message = (
+                f"hosts={self.hosts} must be at most ranks={self.ranks}: a host without a rank "
+                "takes no part in anything. Lower the first or raise the second."
+            )
+            raise ScenarioError(message, field="hosts")
+        permits, slots = self.breaker.max_concurrent, self.storage.slots
+        if permits > slots:
+            message = (
+                f"breaker.max_concurrent={permits} must be at most storage.slots={slots}: the job "
+                "would let in more calls than the dependency serves at once. Lower the first or "
+                "raise the second."
+            )
+            raise ScenarioError(message, field="breaker.max_concurrent")
+        for path, struck, there in _struck(self):
+            _check_struck(path, struck, there)
+
+
+def _struck(scenario: Scenario) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    for index, fault in enumerate(scenario.faults):
+        if isinstance(fault, _Strike):
+            yield f"faults[{index}].ranks", fault.ranks, scenario.ranks
+        elif isinstance(fault, StorePartition | StoragePartition):
+            yield f"faults[{index}].hosts", fault.hosts, scenario.hosts
+
+
+def _check_struck(path: str, struck: tuple[int, ...], there: int) -> None:
+    noun = path.rpartition(".")[2]
+    absent = next((number for number in struck if number not in range(there)), None)
+    if not struck:
+        problem = "is empty, so it strikes nobody"
+    elif absent is not None:
+        problem = f"has {absent}, which is not there"
+    elif len(set(struck)) < len(struck):
+        problem = f"has {Counter(struck).most_common(1)[0][0]} twice"
+    else:
+        return
+    message = (
+        f"{path} {problem}: it must be at least one of the {noun}, which are from 0 to "
+        f"{there - 1}, each once."
+    )
+    raise ScenarioError(message, field=path)

@@ -66,6 +66,7 @@ class Simulator:
 
     Attributes:
         living: Processes that have neither ended nor crashed.
+        awake_at_s: When the last process that stands still, or stood still, wakes.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Simulator:
         self.store = store
         self.storage = storage
         self.living = 0
+        self.awake_at_s = 0.0
         self._observers = observers
         self._store_timeout_s = store_timeout_s
         self._handlers: dict[type, Callable[[Process, Any], Any]] = {
@@ -115,6 +117,7 @@ class Simulator:
         if process.is_alive and not process.is_paused:
             process.is_paused, process.paused_at_s = True, self.agenda.now_s
             self._tell(process, f"paused for {for_s:.3f} s")
+            self.awake_at_s = max(self.awake_at_s, self.agenda.now_s + for_s)
             self.agenda.after(for_s, self._wake, process)
 
     def interrupt(self, process: Process) -> None:

@@ -79,9 +79,12 @@ class Job:
         member = self._member(process)
         if "joint" in work.kinds or not scenario.may_go_alone:
             # As the callback does: nobody is let through before the record was read.
-            yield from with_persistence(
-                begin(circuit, new_incarnation=process.rank == 0), _persistence(member)
-            )
+            beginning = begin(circuit, new_incarnation=process.rank == 0)
+            try:
+                yield from with_persistence(beginning, _persistence(member))
+            except ResilienceError:
+                # The store was away for too long, and the job does not start.
+                return
         number = 0
         for turn in range(work.rounds):
             if turn:

@@ -48,7 +48,6 @@ class World:
         store: The shared store.
         storage: The dependency.
         processes: All processes so far; those of the present incarnation come last.
-        healed_at_s: When the last fault is over, on the virtual clock.
         trace: The run's digest.
     """
 
@@ -62,7 +61,7 @@ class World:
         self.scenario = scenario
         self.seed = seed
         self.agenda = Agenda()
-        self.healed_at_s = max((_over_at_s(fault) for fault in scenario.faults), default=0.0)
+        self._faults_over_at_s = max((_over_at_s(fault) for fault in scenario.faults), default=0.0)
         self.processes: list[Process] = []
         self._incarnation = 0
         self._clocks = SeededDice(seed, "clocks")
@@ -89,6 +88,11 @@ class World:
         for fault in scenario.faults:
             self._plan(fault)
 
+    @property
+    def healed_at_s(self) -> float:
+        """When the last fault is over, on the virtual clock. It moves on where a pause comes late."""
+        return max(self._faults_over_at_s, self.simulator.awake_at_s)
+
     def _clock(self) -> HostClock:
         clocks = self.scenario.clocks
         draw = self._clocks.draw
@@ -97,11 +101,8 @@ class World:
         return HostClock(offset_s=offset_s, rate=clocks.rate ** (2 * draw() - 1))
 
     def _take_seats(self) -> list[Host]:
-        per_host = -(-self.scenario.ranks // self.scenario.hosts)
-        return [
-            self.hosts[min(rank // per_host, len(self.hosts) - 1)]
-            for rank in range(self.scenario.ranks)
-        ]
+        ranks = self.scenario.ranks
+        return [self.hosts[rank * len(self.hosts) // ranks] for rank in range(ranks)]
 
     def run(self, *, until_s: float) -> bool:
         """Let things happen until every process has ended.
@@ -116,12 +117,13 @@ class World:
         while True:
             next_at_s = agenda.next_at_s()
             if next_at_s is None or self._is_over():
-                return self._is_over()
+                return self.simulator.living == 0
             if next_at_s > until_s:
                 return False
             agenda.step()
 
     def _is_over(self) -> bool:
+        # A restart that is still to come makes new processes.
         return self.simulator.living == 0 and self.agenda.now_s >= self.healed_at_s
 
     # --- processes -----------------------------------------------------------------------------

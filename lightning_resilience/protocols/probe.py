@@ -170,10 +170,10 @@ def _sleep_on_bell(
     A waiter that speaks does not look: what it says it knows, and a read is load on the store.
     """
     bell = circuit.keys.bell(circuit.dependency, view.record.generation)
-    now_s: float = yield Now()
-    ends_at_s = now_s + wait_s
-    while now_s < ends_at_s:
-        piece_s = min(patience.voice_s, ends_at_s - now_s)
+    remaining_s = wait_s
+    while remaining_s > 0:
+        now_s: float = yield Now()
+        piece_s = min(patience.voice_s, remaining_s)
         if waiting.is_time_to_speak(
             line.spoken_at_s, wait_s=piece_s, voice_s=patience.voice_s, now_s=now_s
         ):
@@ -181,7 +181,7 @@ def _sleep_on_bell(
             yield Emit(_awaited(circuit, view, line, now_s=now_s))
         if (yield WaitFor(bell, piece_s)):
             return True
-        now_s = yield Now()
+        remaining_s -= piece_s
     return False
 
 

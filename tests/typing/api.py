@@ -28,6 +28,7 @@ from lightning_resilience import (
     ResilientCheckpointIO,
     RetriesExhaustedError,
     RetryPolicy,
+    ScenarioError,
     StoreError,
     StoreUnavailableError,
 )
@@ -73,6 +74,8 @@ def narrow(error: ResilienceError) -> None:
         assert_type(error.quota, int)
     elif isinstance(error, CorruptRecordError):
         assert_type(error.key, str)
+    elif isinstance(error, ScenarioError):
+        assert_type(error.line, int | None)
 
 
 def handle(error: Exception) -> str:

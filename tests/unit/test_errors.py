@@ -23,6 +23,7 @@ from lightning_resilience.errors import (
     JointUnavailableError,
     ResilienceError,
     RetriesExhaustedError,
+    ScenarioError,
     StoreError,
     StoreUnavailableError,
 )
@@ -31,6 +32,7 @@ from lightning_resilience.errors import (
 EXAMPLES: list[ResilienceError] = [
     ResilienceError("text"),
     ConfigError("text"),
+    ScenarioError("text", field="faults[0].for_s", source="outage.yaml", line=7),
     CircuitOpenError("text", dependency="s3://b:write", retry_after_s=7.5, epoch=4, reason="why"),
     BudgetExhaustedError("text", dependency="s3://b:write", used=20, quota=20, window_s=60.0),
     RetriesExhaustedError(
