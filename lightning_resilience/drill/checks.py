@@ -43,16 +43,14 @@ from lightning_resilience.drill.checks_load import Admitted, CheapCalls, DeadHol
 from lightning_resilience.drill.checks_slots import SlotCells
 from lightning_resilience.drill.checks_votes import HonestVotes
 from lightning_resilience.drill.facts import Facts
-from lightning_resilience.drill.world import World
-from lightning_resilience.errors import DrillFailedError
 
 
 if TYPE_CHECKING:
     from lightning_resilience.drill.observer import Observer
-    from lightning_resilience.drill.scenario import Scenario
+    from lightning_resilience.drill.world import World
 
 
-__all__ = ["all_checks", "liveness_bound_s", "run_checked"]
+__all__ = ["all_checks", "liveness_bound_s"]
 
 
 def all_checks(world: World) -> list[Observer]:
@@ -84,44 +82,3 @@ def all_checks(world: World) -> list[Observer]:
         BoundedCost(facts),
         BoundedKeys(facts),
     ]
-
-
-def run_checked(scenario: Scenario, seed: int) -> World:
-    """Run a world to its end under all checks.
-
-    Args:
-        scenario: What is simulated.
-        seed: Decides what the scenario leaves open.
-
-    Returns:
-        The world, after its end.
-
-    Raises:
-        DrillFailedError: A promise was not kept, a process has not come to its end within the
-            bound, or something has come out of a program that is no answer to anything.
-    """
-    world = World(scenario, seed, make_observers=all_checks)
-    bound_s = liveness_bound_s(scenario)
-    try:
-        is_over = world.run(until_s=world.healed_at_s + bound_s)
-    except DrillFailedError:
-        raise
-    except Exception as error:
-        raise _failed(world, f"a program ended with {error!r}", "errors Programs") from error
-    if not is_over:
-        stuck = [process for process in world.processes if process.is_alive]
-        names = ", ".join(f"{p.name} ({p.operation and p.operation.kind})" for p in stuck[:5])
-        what = f"{len(stuck)} processes have not ended within {bound_s:.3f} s: {names}"
-        raise _failed(world, what, "I3 Ends")
-    return world
-
-
-def _failed(world: World, what: str, check: str) -> DrillFailedError:
-    step = world.agenda.happened
-    return DrillFailedError(
-        f"{check} does not hold in {world.scenario.name or 'this world'}: {what} (seed "
-        f"{world.seed}, {world.agenda.now_s:.6f} s, entry {step} of the agenda).",
-        seed=world.seed,
-        step=step,
-        check=check,
-    )

@@ -14,10 +14,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
-from lightning_resilience.core.waiting import chunk_s
+from lightning_resilience.core.waiting import VOICE_S, chunk_s
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Brownout
-from lightning_resilience.drill.workload import JOINT_TIMEOUT_S
 
 
 if TYPE_CHECKING:
@@ -36,6 +35,10 @@ _LINK_CAP_S: Final = 30.0
 # Answers that may be lost in one operation: with 10 % of them, more are one in a million.
 _LOST: Final = 24
 _LOST_CLAIMS: Final = 3
+
+
+def _chunk_s(scenario: Scenario) -> float:
+    return min(VOICE_S, chunk_s(joint_timeout_s=scenario.workload.joint_timeout_s))
 
 
 def _lossy_s(scenario: Scenario) -> float:
@@ -70,7 +73,7 @@ def closing_bound_s(scenario: Scenario) -> float:
     dead = 1 + (_LOST_CLAIMS if _lossy_s(scenario) else 0)
     total_s = (
         breaker.max_open_for_s
-        + chunk_s(joint_timeout_s=JOINT_TIMEOUT_S)
+        + _chunk_s(scenario)
         + _LEASES * breaker.probe_lease_s * (dead + 1)
         + breaker.probe_timeout_s
         + doublings * (2 * request_s + 1)
@@ -105,8 +108,8 @@ def operation_bound_s(scenario: Scenario) -> float:
     rate = scenario.clocks.rate
     grace_s = (
         retry.stall_timeout_s
-        + 2 * chunk_s(joint_timeout_s=JOINT_TIMEOUT_S)
-        + 2 * JOINT_TIMEOUT_S
+        + 2 * _chunk_s(scenario)
+        + 2 * scenario.workload.joint_timeout_s
         + 4 * scenario.store.timeout_s
     ) * rate + _lossy_s(scenario)
     latest_s = retry.deadline_s * rate + grace_s
@@ -167,7 +170,7 @@ class Closes(Check):
         super().__init__(facts)
         self._bound_s = closing_bound_s(self.scenario)
         self._under_way: dict[Operation, None] = {}
-        self._since_s = self.world.healed_at_s
+        self._since_s = 0.0
 
     def _restart(self, now_s: float) -> None:
         self._since_s = max(self.world.healed_at_s, now_s)
@@ -206,6 +209,8 @@ class Closes(Check):
         del process, key
         if now_s - self._since_s > self._bound_s:
             self._look(now_s)
+
+    # --- what is due ---------------------------------------------------------------------------
 
     def _look(self, now_s: float) -> None:
         facts = self.facts
