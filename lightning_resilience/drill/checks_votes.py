@@ -156,11 +156,11 @@ class HonestVotes(Check):
         deeds = facts.of(process)
         everybody = max(config.max_concurrent, config.trip_failures)
         has_failed = deeds.failures >= config.trip_failures
-        if not has_failed and not (deeds.failures and facts.failures >= everybody):
+        if not has_failed and not (deeds.failures and facts.failures_before >= everybody):
             self.fail(
                 f"{process.name} votes after {deeds.failures} failures in a row at storage; it "
                 f"takes {config.trip_failures}, or one and {everybody} of all (there were "
-                f"{facts.failures})"
+                f"{facts.failures_before})"
             )
         ended_at_s = None if deeds.failed is None else deeds.failed.ended_at_s
         if deeds.has_abandoned or ended_at_s is None or facts.stood_still(process, ended_at_s):

@@ -87,6 +87,7 @@ class Facts(Observer):
         life: How often the store has lost everything.
         emptied_at_s: When it last did.
         failures: Calls of all processes that have failed since the latest trip.
+        failures_before: What that was before the write of the record that is being told.
     """
 
     def __init__(self, world: World) -> None:
@@ -107,6 +108,7 @@ class Facts(Observer):
         self.life = 0
         self.emptied_at_s = _NEVER_S
         self.failures = 0
+        self.failures_before = 0
         self._gone_at_s = _NEVER_S
         self._deeds: dict[Process, Deeds] = {}
         self._counts: dict[type, bool] = {}
@@ -177,6 +179,7 @@ class Facts(Observer):
         self.before_began_at_s = self.epoch_began_at_s
         if old is None or new is None or (old.store_id, old.epoch) != (new.store_id, new.epoch):
             self.epoch_began_at_s = now_s
+        self.failures_before = self.failures
         if old is not None and new is not None and new.generation != old.generation:
             self.failures = 0
         self.before, self.record = old, new
