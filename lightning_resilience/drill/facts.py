@@ -50,6 +50,7 @@ class Deeds:
         result: The later one of the two.
         in_row: Its calls that have failed in a row, up to the latest that ended.
         missed_at_s: When it last said that the store had not answered it.
+        counted: The latest of its calls that was given up and is counted among the failures.
     """
 
     read_at_s: float = _NEVER_S
@@ -60,6 +61,7 @@ class Deeds:
     result: Request | None = None
     in_row: int = 0
     missed_at_s: float = _NEVER_S
+    counted: Request | None = None
 
     @property
     def has_abandoned(self) -> bool:
@@ -69,7 +71,7 @@ class Deeds:
     @property
     def failures(self) -> int:
         """Calls that have failed in a row, one that was given up included."""
-        return self.in_row + self.has_abandoned
+        return self.in_row + (self.has_abandoned and self.counted is not self.call)
 
 
 class Facts(Observer):
@@ -211,9 +213,7 @@ class Facts(Observer):
         if request.kind != "call":
             return
         deeds = self.of(request.process)
-        if deeds.has_abandoned:
-            deeds.in_row += 1
-            self.failures += 1
+        self._count_abandoned(deeds)
         deeds.call = request
 
     def ended(self, now_s: float, request: Request) -> None:
@@ -231,9 +231,18 @@ class Facts(Observer):
             self.failures += 1
 
     def emitted(self, now_s: float, process: Process, event: Event) -> None:
-        """Note who says that the store does not answer."""
-        if type(event).__name__ in _SAYS_LOST:
+        """Note who says that the store does not answer, and look for calls that were given up."""
+        name = type(event).__name__
+        if name in _SAYS_LOST:
             self.of(process).missed_at_s = now_s
+        elif name == "AttemptFailed":
+            self._count_abandoned(self.of(process))
+
+    def _count_abandoned(self, deeds: Deeds) -> None:
+        if deeds.has_abandoned and deeds.counted is not deeds.call:
+            deeds.counted = deeds.call
+            deeds.in_row += 1
+            self.failures += 1
 
     def happened(self, now_s: float, what: str) -> None:
         """Note when the store's server goes and comes."""
