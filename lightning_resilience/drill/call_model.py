@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.core.events import StoreLost
 from lightning_resilience.drill.storage_model import Request
-from lightning_resilience.errors import CallTimeoutError
+from lightning_resilience.errors import CallTimeoutError, DrillFailedError
 from lightning_resilience.protocols import effects as fx
 
 
@@ -128,7 +128,10 @@ class RunningCall:
         """Start the work."""
         try:
             handed = self._effect.work(self._token)
-        except BaseException as error:  # noqa: BLE001 - every failure belongs to the protocol
+        except DrillFailedError:
+            # A promise that was seen to be broken is no failure of the work.
+            raise
+        except BaseException as error:  # noqa: BLE001 - every other failure belongs to the protocol
             self._simulator.agenda.after(0.0, self._finish, error)
             return
         if not isinstance(handed, Request):

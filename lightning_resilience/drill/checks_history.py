@@ -1,0 +1,230 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""I2: a breaker's history is one sequence ordered by (store, epoch), and each transition is legal.
+
+Every write of the record in the shared store is looked at, whoever made it. It is one of these:
+
+* **a transition**: one epoch later, legal, with the history, the generation and the limits that
+  belong to it;
+* **votes**: the same epoch of a closed circuit, and nothing else is different;
+* **a birth**: closed, epoch 1, by somebody who has never seen a record;
+* **a rebirth**, where the store has lost everything: one epoch after a record that was really
+  there, with what that said; nobody holds a probe's permit in it. Whoever saw a later record may
+  overrule one that was reborn from an earlier.
+
+Epochs of a process that decides alone are in none of these, so they are seen here if they leak.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lightning_resilience.core.breaker_record import LEGAL, PASSING, BreakerState
+from lightning_resilience.core.records import BreakerRecord, StoreIdRecord
+from lightning_resilience.drill.facts import Check
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.drill.facts import Facts
+    from lightning_resilience.drill.process import Process
+
+
+__all__ = ["OneHistory", "goes_on"]
+
+_REMEMBERED: Final = 32
+_KEPT_EPOCHS: Final = 256
+_MOST_VOTES: Final = 8
+
+
+class OneHistory(Check):
+    """Looks at every write of the breaker's record.
+
+    Args:
+        facts: What is true.
+    """
+
+    promise = "I2"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._writers: deque[str] = deque(maxlen=_KEPT_EPOCHS)
+        # The records of earlier lives of the store, by epoch: what a rebirth may rest on. Two lives
+        # may have had one epoch each.
+        self._past: dict[int, list[BreakerRecord]] = {}
+        self._epochs: deque[BreakerRecord] = deque(maxlen=_KEPT_EPOCHS)
+        self._store_ids: dict[str, int] = {}
+        self._overruled: set[tuple[str, Process]] = set()
+
+    def emptied(self, now_s: float) -> None:
+        """Keep what there was: whoever has seen it may bring it back."""
+        del now_s
+        for record in self._epochs:
+            self._past.setdefault(record.epoch, []).append(record)
+        self._epochs.clear()
+
+    def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
+        """Look at a write of the record, or of the store's name."""
+        del now_s
+        if key == self.facts.keys.store_id:
+            self._named(process, key, before)
+        if key != self.facts.breaker_key:
+            return
+        raw = self.values.get(key)
+        if raw is None:
+            self.fail(f"{process.name} has deleted the breaker's record")
+        new = self.facts.record or self.decoded(BreakerRecord, key, raw)
+        self._signed(process, new, raw == before)
+        if before is None:
+            self._born(process, new)
+        else:
+            self._changed(process, self.facts.before, new)
+        if not self._epochs or self._epochs[-1].epoch != new.epoch:
+            self._epochs.append(new)
+
+    def _named(self, process: Process, key: str, before: bytes | None) -> None:
+        raw = self.values.get(key)
+        if raw is None or before is not None:
+            self.fail(f"{process.name} has changed the store's name, which is written once")
+        store_id = self.decoded(StoreIdRecord, key, raw).store_id
+        if store_id in self._store_ids or not process.wrote(store_id):
+            self.fail(f"{process.name} gives the store a name that is not new: {store_id}")
+        self._store_ids[store_id] = self.facts.life
+
+    def _signed(self, process: Process, new: BreakerRecord, is_same: object) -> None:
+        if not process.wrote(new.writer):
+            self.fail(f"{process.name} signs the breaker's record as {new.writer!r}")
+        if new.writer in self._writers and not is_same:
+            self.fail(f"{process.name} signs two writes of the breaker's record as {new.writer!r}")
+        self._writers.append(new.writer)
+
+    # --- births --------------------------------------------------------------------------------
+
+    def _born(self, process: Process, new: BreakerRecord) -> None:
+        name = self.values.get(self.facts.keys.store_id)
+        known = None if name is None else self.decoded(StoreIdRecord, "", name).store_id
+        # Whoever asked for the name before the store was emptied creates the record after it.
+        is_late = self.world.agenda.now_s - self.facts.emptied_at_s <= self.facts.late_s
+        if new.store_id != known and not (is_late and new.store_id in self._store_ids):
+            self.fail(f"the record is of store {new.store_id!r}, and this one is {known!r}")
+        if self._is_initial(new):
+            if self.facts.of(process).read is not None and not self._may_be_late(process):
+                self.fail(f"{process.name} has seen a record and makes a new one all the same")
+        elif not self._is_reborn(new):
+            self.fail(f"{process.name} has made a record that no record before leads to: {new}")
+
+    def _may_be_late(self, process: Process) -> bool:
+        # What it has read may never have reached it.
+        return self.facts.had_trouble(process, self.facts.of(process).read_at_s)
+
+    def _is_initial(self, new: BreakerRecord) -> bool:
+        config = self.scenario.breaker
+        state = (new.state, new.epoch, new.generation, new.limit, new.failures, new.holder)
+        return (
+            state == ("closed", 1, 0, config.max_concurrent, 0, "")
+            and not new.votes
+            and new.open_s == config.open_for_s
+            and [(entry.epoch, entry.state) for entry in new.history] == [(1, "closed")]
+        )
+
+    def _is_reborn(self, new: BreakerRecord) -> bool:
+        return any(_leads_to(seen, new) for seen in self._past.get(new.epoch - 1, ()))
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def _changed(self, process: Process, old: BreakerRecord | None, new: BreakerRecord) -> None:
+        if old is None:
+            self.fail("there was a record that does not decode")
+        if new.store_id != old.store_id:
+            self.fail(f"store {old.store_id!r} has become {new.store_id!r}")
+        if new.epoch == old.epoch:
+            self._voted(process, old, new)
+        elif new.epoch == old.epoch + 1 and goes_on(old, new):
+            self._moved(old, new)
+        elif self._is_reborn(new) and new.epoch > old.epoch:
+            if (new.store_id, process) in self._overruled:
+                self.fail(f"{process.name} overrules the record of one store twice")
+            self._overruled.add((new.store_id, process))
+        else:
+            self.fail(
+                f"epoch {old.epoch} ({old.state}) is followed by {new.epoch} ({new.state}), "
+                f"history {[(entry.epoch, entry.state) for entry in new.history[-3:]]}"
+            )
+
+    def _voted(self, process: Process, old: BreakerRecord, new: BreakerRecord) -> None:
+        same = msgspec.structs.replace(new, votes=old.votes, reason=old.reason, writer=old.writer)
+        if same != old or old.state != BreakerState.CLOSED.value:
+            self.fail(f"{process.name} changes {old.state} in epoch {old.epoch} to {new}")
+        if new.votes == old.votes:
+            self.fail(f"{process.name} writes epoch {old.epoch} again and changes nothing")
+        if len(set(new.votes)) != len(new.votes) or len(new.votes) > _MOST_VOTES:
+            self.fail(f"{len(new.votes)} votes of {len(set(new.votes))} hosts: {new.votes}")
+
+    def _moved(self, old: BreakerRecord, new: BreakerRecord) -> None:
+        before, after = BreakerState(old.state), BreakerState(new.state)
+        step = f"{old.state} → {new.state} in epoch {new.epoch}"
+        if (before, after) not in LEGAL:
+            self.fail(f"{step} is no legal transition")
+        rings = before in PASSING and after not in PASSING
+        if new.generation != old.generation + rings:
+            self.fail(f"{step}: generation {old.generation} is followed by {new.generation}")
+        if new.votes:
+            self.fail(f"{step}: votes of the epoch before are still there: {new.votes}")
+        if bool(new.holder) != (after is BreakerState.HALF_OPEN):
+            self.fail(f"{step}: the permit's holder is {new.holder!r}")
+        expected = self._limits(old, new)
+        seen = (new.limit, new.failures, new.open_s)
+        if seen not in expected:
+            self.fail(f"{step}: limit, failures, open_s are {seen}, may be {expected}")
+
+    def _limits(self, old: BreakerRecord, new: BreakerRecord) -> tuple[tuple[float, ...], ...]:
+        """Return what (limit, failures, open_s) may be after a transition."""
+        config = self.scenario.breaker
+        most, start = config.max_concurrent, config.ramp_start
+        again_s = min(config.max_open_for_s, 2 * old.open_s)
+        match old.state, new.state:
+            case "closed", "open":
+                return ((0, old.failures, config.open_for_s),)
+            case (("open" | "half_open"), "half_open"):
+                return ((0, 0, old.open_s),)
+            case "half_open", "open":
+                return ((0, 0, again_s), (0, 0, old.open_s))
+            case "half_open", "recovering":
+                return ((start, 0, old.open_s),) if start < most else ()
+            case "half_open", "closed":
+                return ((most, 0, config.open_for_s),) if start >= most else ()
+            case "recovering", "recovering":
+                more = ((2 * old.limit, old.failures, old.open_s),) if 2 * old.limit < most else ()
+                failures = old.failures + 1
+                holds = failures < config.reopen_failures and old.limit // 2 >= start
+                less = ((old.limit // 2, failures, old.open_s),) if holds else ()
+                return more + less
+            case "recovering", "closed":
+                return ((most, 0, config.open_for_s),) if 2 * old.limit >= most else ()
+            case "recovering", "open":
+                fails = old.failures + 1 >= config.reopen_failures or old.limit // 2 < start
+                return ((0, 0, again_s),) if fails else ()
+        return ()
+
+
+def goes_on(old: BreakerRecord, new: BreakerRecord) -> bool:
+    """Tell whether a record is the next step of another one, by their histories."""
+    history = new.history
+    return (
+        bool(history)
+        and (history[-1].epoch, history[-1].state) == (new.epoch, new.state)
+        and history == (*old.history, history[-1])[-_REMEMBERED:]
+    )
+
+
+def _leads_to(seen: BreakerRecord, new: BreakerRecord) -> bool:
+    state = "open" if seen.state == "half_open" else seen.state
+    told = (new.state, new.generation, new.limit, new.failures, new.open_s)
+    return (
+        told == (state, seen.generation, seen.limit, seen.failures, seen.open_s)
+        and goes_on(seen, new)
+        and not new.votes
+        and not new.holder
+    )

@@ -1,0 +1,178 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""I8: no two ranks return different verdicts of a joint operation.
+
+A verdict is a key that is written once, so it is in the store before anybody returns it; the one
+exception is a gate that refuses everybody at once, whose own record says so. Whoever raises instead
+that it could not learn the verdict is named by its error, and had no way to the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.core.joint import error_of
+from lightning_resilience.core.records import FinalRecord, GateRecord
+from lightning_resilience.drill.facts import Check
+from lightning_resilience.errors import JointError, JointUnavailableError
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.drill.facts import Facts
+    from lightning_resilience.drill.process import Operation, Process
+
+
+__all__ = ["OneVerdict"]
+
+_WRITE_ONCE: Final = frozenset({"final", "gate"})
+_REMOVED: Final = frozenset({"final", "gate", "out", "done", "count"})
+# Operations whose keys may be there still: as many as are removed together, and those under way.
+_MOST_KEPT: Final = 40
+
+
+@dataclass(slots=True)
+class _Joint:
+    """One joint operation of one incarnation.
+
+    Attributes:
+        finals: Verdicts that were written: more than one only where the store was emptied.
+        refusals: Reasons of gates that refuse.
+        returned: The verdict that was returned first, and by whom.
+        error: What was raised first for it.
+    """
+
+    finals: list[FinalRecord] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    returned: tuple[FinalRecord, Process] | None = None
+    error: tuple[str, Process] | None = None
+
+
+class OneVerdict(Check):
+    """Looks at gates, verdicts and what ranks make of them.
+
+    Args:
+        facts: What is true.
+    """
+
+    promise = "I8"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._joints: dict[tuple[str, int], _Joint] = {}
+        self._prefix = facts.keys.store_id.removesuffix("store_id") + "i"
+
+    def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
+        """Look at a write of a joint operation's keys."""
+        del now_s
+        if not key.startswith(self._prefix):
+            return
+        parts = key[len(self._prefix) :].split("/")
+        incarnation, part, number = parts[0], parts[1], int(parts[2])
+        if incarnation != str(process.incarnation):
+            self.fail(f"{process.name} writes {key}, of another incarnation")
+        raw = self.values.get(key)
+        if raw is None:
+            self._removed(process, part, number)
+        elif part in _WRITE_ONCE:
+            if before is not None:
+                self.fail(f"{process.name} changes {key}, which is written once")
+            self._decided(process, (incarnation, number), part, raw)
+
+    def _decided(self, process: Process, operation: tuple[str, int], part: str, raw: bytes) -> None:
+        joint = self._joints.setdefault(operation, _Joint())
+        if part == "gate":
+            gate = self.decoded(GateRecord, part, raw)
+            if not process.wrote(gate.writer) or gate.rank != process.rank:
+                self.fail(f"{process.name} signs a gate as {gate.writer!r}, rank {gate.rank}")
+            if gate.verdict == "fail":
+                joint.refusals.append(gate.writer)
+            return
+        final = self.decoded(FinalRecord, part, raw)
+        if not process.wrote(final.writer) and final.writer not in joint.refusals:
+            self.fail(f"{process.name} signs a verdict as {final.writer!r}")
+        joint.finals.append(final)
+
+    def _removed(self, process: Process, part: str, number: int) -> None:
+        if part not in _REMOVED:
+            self.fail(f"{process.name} removes a key {part!r}, which is never removed")
+        if part == "final":
+            behind = [
+                other.name
+                for other in self.world.processes[-self.scenario.ranks :]
+                if other.is_alive and _is_in(other, number)
+            ]
+            if behind:
+                self.fail(
+                    f"{process.name} removes the verdict of joint operation {number}, in which "
+                    f"{', '.join(behind[:5])} may be still"
+                )
+
+    # --- what ranks make of it -----------------------------------------------------------------
+
+    def operation_ended(self, now_s: float, operation: Operation) -> None:
+        """Look at what a rank returns or raises."""
+        del now_s
+        if operation.kind != "joint":
+            return
+        process = operation.process
+        key = (str(process.incarnation), operation.number)
+        joint = self._joints.setdefault(key, _Joint())
+        if isinstance(operation.error, JointUnavailableError):
+            self._unavailable(operation, operation.error)
+        result: Any = operation.result
+        if result is not None:
+            self._returned(process, operation, joint, result.final)
+        if len(self._joints) > _MOST_KEPT:
+            self._forget(key)
+
+    def _returned(
+        self, process: Process, operation: Operation, joint: _Joint, final: FinalRecord
+    ) -> None:
+        if final not in joint.finals and final.writer not in joint.refusals:
+            self.fail(
+                f"{process.name} returns a verdict of joint operation {operation.number} that is "
+                f"not in the store: {final}"
+            )
+        first = joint.returned
+        if first is None:
+            joint.returned = (final, process)
+        elif first[0] != final:
+            self.fail(
+                f"{process.name} returns {_short(final)} of joint operation {operation.number}, "
+                f"{first[1].name} returned {_short(first[0])}"
+            )
+        expected, error = error_of(final, seq=operation.number), operation.error
+        if isinstance(error, JointError) or (error is None and expected is not None):
+            told, due = repr(error), repr(expected)
+            if told != due:
+                self.fail(f"{process.name} raises {told}; of this verdict follows {due}")
+
+    def _unavailable(self, operation: Operation, error: JointUnavailableError) -> None:
+        process = operation.process
+        if error.lost_ranks != (process.rank,) or operation.result is not None:
+            self.fail(f"{process.name} could not learn the verdict, and its error is {error!r}")
+        if not self.facts.had_trouble(process, operation.began_at_s):
+            self.fail(
+                f"{process.name} could not learn the verdict of joint operation "
+                f"{operation.number}, and the store has answered all the time"
+            )
+
+    def _forget(self, present: tuple[str, int]) -> None:
+        oldest = next(iter(self._joints))
+        if oldest != present:
+            del self._joints[oldest]
+
+
+def _is_in(process: Process, number: int) -> bool:
+    operation = process.operation
+    return (
+        operation is None
+        or operation.number < number
+        or (operation.number == number and operation.ended_at_s is None)
+    )
+
+
+def _short(final: FinalRecord) -> str:
+    outcome = final.failure or "ok"
+    return f"{outcome} (by {final.writer}, first rank {final.first_rank}, lost {final.lost_ranks})"
