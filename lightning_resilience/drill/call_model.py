@@ -153,7 +153,7 @@ class RunningCall:
             return
         if is_dead:
             self._simulator.storage.abort(self._request)
-        else:
+        elif self._request.ended_at_s is None:
             self._request.is_abandoned = True
 
     def woken(self) -> None:

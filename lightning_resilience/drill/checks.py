@@ -63,13 +63,13 @@ def all_checks(world: World) -> list[Observer]:
         Observers that raise ``DrillFailedError`` as soon as a promise is not kept.
     """
     facts = Facts(world)
-    probes, slots = OneProbe(facts), SlotCells(facts)
+    history, probes, slots = OneHistory(facts), OneProbe(facts), SlotCells(facts)
     return [
         facts,
-        OneHistory(facts),
+        history,
         probes,
-        FencedResults(facts, probes),
-        HonestVotes(facts),
+        FencedResults(facts, history, probes),
+        HonestVotes(facts, history),
         slots,
         Admitted(facts, slots),
         DeadHolders(facts, slots),

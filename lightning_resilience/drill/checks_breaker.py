@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
 from lightning_resilience.core.lease import CLOCK_RATE_FACTOR
-from lightning_resilience.drill.checks_history import goes_on
 from lightning_resilience.drill.facts import EPSILON_S, Check
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.records import BreakerRecord
+    from lightning_resilience.drill.checks_history import OneHistory
     from lightning_resilience.drill.facts import Facts
     from lightning_resilience.drill.process import Process
     from lightning_resilience.drill.storage_model import Request
@@ -178,13 +178,15 @@ class FencedResults(Check):
 
     Args:
         facts: What is true.
+        history: Knows which writes are transitions.
         probes: Knows who has claimed and sent which probe.
     """
 
     promise = "I2"
 
-    def __init__(self, facts: Facts, probes: OneProbe) -> None:
+    def __init__(self, facts: Facts, history: OneHistory, probes: OneProbe) -> None:
         super().__init__(facts)
+        self._history = history
         self._probes = probes
         self._used: dict[Process, Request] = {}
 
@@ -194,7 +196,7 @@ class FencedResults(Check):
         old, new = self.facts.before, self.facts.record
         if key != self.facts.breaker_key or old is None or new is None:
             return
-        if new.epoch != old.epoch + 1 or not goes_on(old, new):
+        if not self._history.is_step:
             return
         if old.state == _HALF_OPEN and new.state != _HALF_OPEN:
             self._settled(process, old, new)

@@ -148,7 +148,10 @@ class PaidRetries(Check):
         while charges and charges[0] <= now_s - self._window_s:
             charges.popleft()
         charges.append(now_s)
-        if sum(new.calls) > self._calls * (1 + self.facts.life):
+        # A charge that was performed and not answered, and that another one has replaced since, is
+        # made again, and with it the same calls are told again.
+        told = 2 if self.facts.had_trouble(process, 0.0) else 1
+        if sum(new.calls) > self._calls * told:
             self.fail(f"the budget knows of {sum(new.calls)} calls; {self._calls} were made")
         quota = budget.retry_floor + math.floor(budget.retry_ratio * sum(new.calls))
         most = quota * (1 + self._epsilon)

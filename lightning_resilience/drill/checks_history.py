@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.process import Process
 
 
-__all__ = ["OneHistory", "goes_on"]
+__all__ = ["OneHistory"]
 
 _REMEMBERED: Final = 32
 _KEPT_EPOCHS: Final = 256
@@ -44,6 +44,9 @@ class OneHistory(Check):
 
     Args:
         facts: What is true.
+
+    Attributes:
+        is_step: Whether the write that is being told is a transition from the record before.
     """
 
     promise = "I2"
@@ -51,11 +54,13 @@ class OneHistory(Check):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._writers: deque[str] = deque(maxlen=_KEPT_EPOCHS)
+        self.is_step = False
         # The records of earlier lives of the store, by epoch: what a rebirth may rest on. Two lives
         # may have had one epoch each.
         self._past: dict[int, list[BreakerRecord]] = {}
         self._epochs: deque[BreakerRecord] = deque(maxlen=_KEPT_EPOCHS)
-        self._store_ids: dict[str, int] = {}
+        self._store_ids: set[str] = set()
+        self._recorded: set[str] = set()
         self._overruled: set[tuple[str, Process]] = set()
 
     def emptied(self, now_s: float) -> None:
@@ -72,6 +77,7 @@ class OneHistory(Check):
             self._named(process, key, before)
         if key != self.facts.breaker_key:
             return
+        self.is_step = False
         raw = self.values.get(key)
         if raw is None:
             self.fail(f"{process.name} has deleted the breaker's record")
@@ -81,6 +87,7 @@ class OneHistory(Check):
             self._born(process, new)
         else:
             self._changed(process, self.facts.before, new)
+        self._recorded.add(new.store_id)
         if not self._epochs or self._epochs[-1].epoch != new.epoch:
             self._epochs.append(new)
 
@@ -89,9 +96,11 @@ class OneHistory(Check):
         if raw is None or before is not None:
             self.fail(f"{process.name} has changed the store's name, which is written once")
         store_id = self.decoded(StoreIdRecord, key, raw).store_id
-        if store_id in self._store_ids or not process.wrote(store_id):
+        # A name whose answer was lost is given again where the store was emptied meanwhile. As long
+        # as no record was of the first store of that name, nobody can take one for the other.
+        if store_id in self._recorded or not process.wrote(store_id):
             self.fail(f"{process.name} gives the store a name that is not new: {store_id}")
-        self._store_ids[store_id] = self.facts.life
+        self._store_ids.add(store_id)
 
     def _signed(self, process: Process, new: BreakerRecord, is_same: object) -> None:
         if not process.wrote(new.writer):
@@ -141,12 +150,13 @@ class OneHistory(Check):
             self.fail(f"store {old.store_id!r} has become {new.store_id!r}")
         if new.epoch == old.epoch:
             self._voted(process, old, new)
-        elif new.epoch == old.epoch + 1 and goes_on(old, new):
-            self._moved(old, new)
         elif self._is_reborn(new) and new.epoch > old.epoch:
             if (new.store_id, process) in self._overruled:
                 self.fail(f"{process.name} overrules the record of one store twice")
             self._overruled.add((new.store_id, process))
+        elif new.epoch == old.epoch + 1 and _goes_on(old, new):
+            self.is_step = True
+            self._moved(old, new)
         else:
             self.fail(
                 f"epoch {old.epoch} ({old.state}) is followed by {new.epoch} ({new.state}), "
@@ -209,8 +219,7 @@ class OneHistory(Check):
         return ()
 
 
-def goes_on(old: BreakerRecord, new: BreakerRecord) -> bool:
-    """Tell whether a record is the next step of another one, by their histories."""
+def _goes_on(old: BreakerRecord, new: BreakerRecord) -> bool:
     history = new.history
     return (
         bool(history)
@@ -224,7 +233,7 @@ def _leads_to(seen: BreakerRecord, new: BreakerRecord) -> bool:
     told = (new.state, new.generation, new.limit, new.failures, new.open_s)
     return (
         told == (state, seen.generation, seen.limit, seen.failures, seen.open_s)
-        and goes_on(seen, new)
+        and _goes_on(seen, new)
         and not new.votes
         and not new.holder
     )

@@ -17,6 +17,7 @@ from lightning_resilience.core.breaker_record import BreakerState
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Brownout
+from lightning_resilience.drill.workload import WORKER
 
 
 if TYPE_CHECKING:
@@ -177,6 +178,9 @@ class Closes(Check):
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
         """Note that somebody calls."""
+        if operation.kind == "joint" and operation.process.rank != WORKER:
+            # It waits for another rank, and calls nobody.
+            return
         if not self._under_way:
             self._restart(now_s)
         self._under_way[operation] = None

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
-from lightning_resilience.drill.checks_history import goes_on
 from lightning_resilience.drill.facts import EPSILON_S, Check
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.records import BreakerRecord
+    from lightning_resilience.drill.checks_history import OneHistory
     from lightning_resilience.drill.facts import Facts
     from lightning_resilience.drill.process import Operation, Process
 
@@ -52,12 +52,14 @@ class HonestVotes(Check):
 
     Args:
         facts: What is true.
+        history: Knows which writes are transitions.
     """
 
     promise = "I2"
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, history: OneHistory) -> None:
         super().__init__(facts)
+        self._history = history
         scenario = self.scenario
         self._needed = needed_votes(scenario.hosts, fraction=scenario.breaker.quorum_fraction)
         # Since when each host's vote has stood in this epoch, in whatever number of pieces.
@@ -76,7 +78,7 @@ class HonestVotes(Check):
         self._first_at_s.clear()
         self._sights.clear()
         is_trip = (old.state, new.state) == (BreakerState.CLOSED.value, BreakerState.OPEN.value)
-        if is_trip and goes_on(old, new):
+        if is_trip and self._history.is_step:
             self._tripped(now_s, process, old)
 
     def emptied(self, now_s: float) -> None:

@@ -44,9 +44,12 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint import JointResult
 
 
-__all__ = ["DEPENDENCY", "Job"]
+__all__ = ["DEPENDENCY", "WORKER", "Job"]
 
 DEPENDENCY: Final = "drill://storage:write"
+WORKER: Final = 0
+"""The rank that works in joint saves."""
+
 _LONGEST_BEAT_S: Final = 5.0
 _BEATS_PER_TIMEOUT: Final = 4
 _MOST_CAUSES: Final = 20
@@ -193,19 +196,18 @@ class Job:
     def _save(
         self, operation: Operation, circuit: Circuit, member: Member
     ) -> Protocol[JointResult]:
-        worker = 0
         joint = Joint(
             op="save",
             seq=operation.number,
             digest="",
             subject=f"{operation.number}.ckpt",
-            workers=(worker,),
+            workers=(WORKER,),
             circuit=circuit,
             patience=self._patience(operation, when_open="wait"),
             deadline_s=self.scenario.retry.deadline_s,
         )
         part = None
-        if member.rank == worker:
+        if member.rank == WORKER:
             part = Part(
                 run=lambda started_at_s: guard(
                     circuit, self._guarded(operation, is_joint=True), started_at_s
