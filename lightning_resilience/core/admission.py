@@ -41,10 +41,10 @@ holders die (J. Gray, D. Cheriton, "Leases", SOSP 1989).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core.breaker_record import BreakerState
+from lightning_resilience.core.breaker_record import BreakerState, passes
 from lightning_resilience.core.lease import (
     CLOCK_RATE_FACTOR,
     Silence,
@@ -59,6 +59,7 @@ from lightning_resilience.core.slots import (
     released,
     renewed,
     taken,
+    turn_of,
 )
 from lightning_resilience.core.validation import check_less, check_seconds, option
 
@@ -71,22 +72,28 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdmissionConfig",
+    "Queue",
     "Slot",
     "all_have_failed",
     "choose",
     "count_look",
     "distance",
+    "first_look_s",
     "has_free",
     "heard",
     "lines_up_first",
+    "look_on",
     "may_try",
     "needs_slot",
     "next_look_s",
     "pace_s",
+    "passes_freely",
+    "queue_s",
     "released",
     "renewed",
     "spreads",
     "taken",
+    "turn_of",
     "waits_for_slot",
 ]
 
@@ -97,7 +104,12 @@ _LOOKS_PER_LEASE: Final = 4
 
 # Before any call has been timed: a small object's round trip. Only spreads the first looks.
 _FIRST_PACE_S: Final = 0.05
-_LOOKS_PER_CALL: Final = 2
+# Share of a call's time between two looks of one who stands before the slots.
+_SHARE: Final = 1.2
+_SLOWEST: Final = 2.0
+# Whoever comes in turn comes a little early: of several who stand before the slots one finds each
+# that comes free at once.
+_EARLY: Final = 0.3
 _GROWTH: Final = 1.3
 _MOST_GROWTH: Final = 4.0
 _MOST_GUESSED_GROWTH: Final = 100.0
@@ -145,14 +157,29 @@ def needs_slot(record: BreakerRecord, *, collective: bool) -> bool:
     return collective or record.state != BreakerState.CLOSED.value
 
 
-def waits_for_slot(record: BreakerRecord, *, collective: bool, when_open: str) -> bool:
+def passes_freely(record: BreakerRecord, *, collective: bool) -> bool:
+    """Tell whether a call may be made without a slot, and without another look.
+
+    Args:
+        record: The breaker's record as it was seen last.
+        collective: Whether every rank makes this call at the same time.
+    """
+    return passes(record) and not needs_slot(record, collective=collective)
+
+
+def waits_for_slot(record: BreakerRecord | None, *, collective: bool, when_open: str) -> bool:
     """Tell whether a call waits where all slots are taken.
 
     A slot is a place in a queue, and also a caller that does not wait for an ill dependency waits
     there, while the circuit is closed. A collective call waits while it recovers as well: where all
     but the first were refused, all would fail for the one that was let in.
+
+    Args:
+        record: The breaker's record as it was seen last, or None.
+        collective: Whether every rank makes this call at the same time.
+        when_open: ``wait`` or ``raise``.
     """
-    closed = record.state == BreakerState.CLOSED.value
+    closed = record is not None and record.state == BreakerState.CLOSED.value
     return collective or closed or when_open == "wait"
 
 
@@ -281,43 +308,138 @@ def may_try(ahead: int, *, limit: int, has_waited: bool) -> bool:
     return has_waited or ahead < limit
 
 
-def next_look_s(
-    ahead: int,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """What one waiter knows of the line before it, from its looks.
+
+    Args:
+        ahead: Tickets that are to be let in before its own.
+        limit: How many are let in at once now, ≥ 1.
+        slots: How many are let in at once when all is well, ≥ 1.
+        is_free: Whether a usable slot was free at the last look.
+        pace_s: How long a call takes, in seconds; None where no call has told.
+        turn: How far the line had come when this waiter first looked, or when it last stood still.
+        since_s: When that was, on the waiter's clock.
+        per_ticket_s: Time that one more ticket has taken since, in seconds; None before any.
+        looks: Looks in vain so far.
+    """
+
+    ahead: int
+    limit: int
+    slots: int
+    is_free: bool
+    pace_s: float | None
+    turn: int
+    since_s: float
+    per_ticket_s: float | None = None
+    looks: int = 0
+
+
+def look_on(
+    queue: Queue | None,
+    slots: Sequence[Slot],
     *,
-    looks: int,
-    slots: int,
-    is_free: bool,
-    pace_s: float | None,
-    lease_s: float,
-    draw: float,
-) -> float:
+    ticket: int | None,
+    limit: int,
+    now_s: float,
+) -> Queue:
+    """Note what another look has shown.
+
+    Args:
+        queue: What this waiter knows so far, or None.
+        slots: All slots as they were read.
+        ticket: The waiter's ticket, or None.
+        limit: How many are let in at once now.
+        now_s: Now, on the waiter's clock.
+    """
+    turn = turn_of(slots)
+    seen = Queue(
+        ahead=distance(ticket, turn),
+        limit=max(1, limit),
+        slots=len(slots),
+        is_free=has_free(slots, limit=limit),
+        pace_s=pace_s(slots),
+        turn=turn,
+        since_s=now_s,
+    )
+    if queue is None:
+        return seen
+    looks = count_look(queue.looks, before_s=queue.pace_s, now_s=seen.pace_s)
+    passed = turn - queue.turn
+    if passed < 0 or limit < seen.slots:
+        # Another store, or a ramp, which says nothing about what follows.
+        return replace(seen, looks=looks)
+    per_ticket_s = (now_s - queue.since_s) / passed if passed >= seen.slots else None
+    return replace(
+        seen, turn=queue.turn, since_s=queue.since_s, per_ticket_s=per_ticket_s, looks=looks
+    )
+
+
+def queue_s(queue: Queue) -> float:
+    """Return how long a queue takes until one who stands behind it is let in, in seconds.
+
+    While the limit is below the number of slots it doubles with each call that succeeds, so that
+    the first rounds let in few.
+    """
+    if queue.per_ticket_s is not None:
+        # However slow it is: what has held it up may be over, and then nobody would come.
+        slowest_s = _SLOWEST * _pace_s(queue) / queue.slots
+        return queue.ahead * min(queue.per_ticket_s, slowest_s)
+    ahead, limit, rounds = queue.ahead, queue.limit, 0
+    while limit < queue.slots and ahead >= limit:
+        ahead -= limit
+        limit *= 2
+        rounds += 1
+    return _pace_s(queue) * (rounds + ahead / min(limit, queue.slots))
+
+
+def first_look_s(queue: Queue, *, draw: float) -> float:
+    """Return how long one who was woken with all others waits before it looks, in seconds.
+
+    Args:
+        queue: What it knew before it waited, at the limit with which the ramp begins.
+        draw: A uniform number in [0, 1).
+    """
+    return max(0.0, queue_s(queue) - _pace_s(queue) * _EARLY * (0.5 + draw))
+
+
+def next_look_s(queue: Queue, *, now_s: float, lease_s: float, draw: float) -> float:
     """Return how long to wait before the next look, in seconds.
 
     Args:
-        ahead: How many tickets are to be let in before.
-        looks: Looks in vain so far. Waits grow with them: constant ones overwhelm the store.
-        slots: How many are let in at once when all is well.
-        is_free: Whether a slot was free all the same: then those who stand before this one may be
-            no more, and a few looks find out.
-        pace_s: How long a call takes, in seconds, or None where no call has told.
+        queue: What this waiter knows.
+        now_s: Now, on the waiter's clock.
         lease_s: Lease of a slot, in seconds.
         draw: A uniform number in [0, 1).
 
     Returns:
-        The time that the queue ahead takes, up to a twentieth early; and at least a jittered share
-        of the pace, which is capped at a quarter of the lease, so that whoever is next in line
-        finds a dead holder within one and a half leases.
+        The time that the queue ahead takes, a little less; and at least a jittered share of the
+        pace, which grows with the looks in vain, because constant waits overwhelm the store. It is
+        capped at a quarter of the lease, so that whoever is next in line finds a dead holder within
+        one and a half leases.
     """
-    pace = _FIRST_PACE_S if pace_s is None else pace_s
-    if pace_s is None:
+    pace = _pace_s(queue)
+    looks = queue.looks
+    if queue.pace_s is None:
         growth = min(_MOST_GUESSED_GROWTH, _power(looks))
     else:
         growth = min(_MOST_GROWTH, _power(looks)) * _power(looks - _LOOKS_AT_PACE)
-    share_s = min(pace / _LOOKS_PER_CALL * (0.5 + draw) * growth, lease_s / _LOOKS_PER_LEASE)
-    queue_s = ahead * pace / slots * (0.95 + 0.05 * draw)
-    if is_free:
-        queue_s = min(queue_s, share_s * math.log2(2 + ahead))
-    return max(queue_s, share_s)
+    share_s = min(pace * _SHARE * (0.5 + draw) * growth, lease_s / _LOOKS_PER_LEASE)
+    wait_s = max(0.0, queue_s(queue) - pace * _EARLY * (0.5 + draw))
+    if _stands_still(queue, now_s=now_s):
+        wait_s = min(wait_s, share_s * math.log2(2 + queue.ahead))
+    return max(wait_s, share_s)
+
+
+def _pace_s(queue: Queue) -> float:
+    return _FIRST_PACE_S if queue.pace_s is None else queue.pace_s
+
+
+def _stands_still(queue: Queue, *, now_s: float) -> bool:
+    """Tell whether a slot is free and nobody comes for it, so that those ahead may be no more."""
+    if not queue.is_free or queue.limit < queue.slots or queue.per_ticket_s is not None:
+        return False
+    return not queue.looks or now_s - queue.since_s >= _pace_s(queue)
 
 
 def _power(looks: int) -> float:

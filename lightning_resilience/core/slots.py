@@ -33,10 +33,12 @@ __all__ = [
     "released",
     "renewed",
     "taken",
+    "turn_of",
 ]
 
 _OK: Final = "ok"
 _FAILED: Final = "failed"
+_QUARTER: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class Slot:
 
     @property
     def turn(self) -> int:
-        """Highest ticket that it has let in."""
+        """Ticket that it has let in last."""
         return 0 if self.record is None else self.record.turn
 
 
@@ -74,7 +76,7 @@ def taken(slot: Slot, *, ticket: int | None, holder: str) -> SlotRecord:
     """
     before = slot.record or SlotRecord(writer="")
     return msgspec.structs.replace(
-        before, turn=max(before.turn, ticket or 0), holder=holder, writer=holder
+        before, turn=before.turn if ticket is None else ticket, holder=holder, writer=holder
     )
 
 
@@ -129,11 +131,25 @@ def has_free(slots: Sequence[Slot], *, limit: int) -> bool:
     return any(slot.is_free for slot in slots[:limit])
 
 
-def distance(ticket: int | None, slots: Sequence[Slot]) -> int:
-    """Return how many tickets are to be let in before this one; 0 for one that was lost."""
-    if ticket is None:
-        return 0
-    return max(0, ticket - 1 - max((slot.turn for slot in slots), default=0))
+def turn_of(slots: Sequence[Slot]) -> int:
+    """Return how far the line has come: the ticket that a quarter of the slots have passed.
+
+    Not the highest: one who came early, because it had waited or had lost its place, would tell all
+    others that it is their turn. Nor a count of those who were let in: tickets whose owners gave up
+    would stand before everybody for ever.
+    """
+    turns = sorted((slot.turn for slot in slots), reverse=True)
+    return turns[(len(turns) - 1) // _QUARTER] if turns else 0
+
+
+def distance(ticket: int | None, turn: int) -> int:
+    """Return how many tickets are to be let in before this one; 0 for one that was lost.
+
+    Args:
+        ticket: The ticket, or None.
+        turn: How far the line has come.
+    """
+    return 0 if ticket is None else max(0, ticket - 1 - turn)
 
 
 def pace_s(slots: Sequence[Slot]) -> float | None:

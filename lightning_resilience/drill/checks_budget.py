@@ -110,20 +110,25 @@ class PaidRetries(Check):
         if not process.wrote(new.writer):
             self.fail(f"{process.name} signs the budget as {new.writer!r}")
         if old is None:
-            self._bucket_at_s = self._charged_at_s = now_s
-            if any(new.retries) or any(new.calls) or not process.wrote(new.origin):
-                self.fail(f"{process.name} makes a budget that is not empty: {new}")
+            self._created(process, new, now_s=now_s)
             return
         if new.origin != old.origin:
             self.fail(f"{process.name} makes budget {new.origin!r} of {old.origin!r}")
-        charged = self._aged(now_s, process, old, new)
+        charged = self._aged(process, old, new, now_s=now_s)
         if new.bucket != old.bucket:
             self._bucket_at_s = now_s
             self._charged_at_s = now_s if charged else self._charged_at_s
         if charged:
             self._charged(now_s, process, new)
 
-    def _aged(self, now_s: float, process: Process, old: BudgetRecord, new: BudgetRecord) -> bool:
+    def _created(self, process: Process, new: BudgetRecord, *, now_s: float) -> None:
+        self._bucket_at_s = self._charged_at_s = now_s
+        if any(new.retries) or any(new.calls) or not process.wrote(new.origin):
+            self.fail(f"{process.name} makes a budget that is not empty: {new}")
+
+    def _aged(
+        self, process: Process, old: BudgetRecord, new: BudgetRecord, *, now_s: float
+    ) -> bool:
         """Return whether a retry was charged; fail unless that and the age is all that changed."""
         ended = new.bucket - old.bucket
         rate, bucket_s = process.host.clock.rate, self._window_s / _PARTS
@@ -135,11 +140,13 @@ class PaidRetries(Check):
             moved = _moved(old.retries, ended, quiet)
             rest = (new.retries[0] - moved[0], *new.retries[1:])
             if rest in {(0, *moved[1:]), (1, *moved[1:])}:
-                return bool(rest[0])
-        self.fail(
-            f"{process.name} makes of the retries {old.retries} in {ended} buckets, {quiet_s:.3f} "
-            f"s after the last charge, {new.retries}"
-        )
+                break
+        else:
+            self.fail(
+                f"{process.name} makes of the retries {old.retries} in {ended} buckets, "
+                f"{quiet_s:.3f} s after the last charge, {new.retries}"
+            )
+        return bool(rest[0])
 
     def _charged(self, now_s: float, process: Process, new: BudgetRecord) -> None:
         self._charged_at_s = now_s

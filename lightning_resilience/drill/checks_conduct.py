@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.process import Operation, Process
 
 
-__all__ = ["BoundedKeys", "BoundedCost", "KnownErrors"]
+__all__ = ["BoundedCost", "BoundedKeys", "KnownErrors"]
 
 # The present trip, the one before, and the one whose keys are just being removed.
 _MOST_TRIPS: Final = 3

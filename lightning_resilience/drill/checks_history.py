@@ -193,30 +193,27 @@ class OneHistory(Check):
         """Return what (limit, failures, open_s) may be after a transition."""
         config = self.scenario.breaker
         most, start = config.max_concurrent, config.ramp_start
-        again_s = min(config.max_open_for_s, 2 * old.open_s)
-        match old.state, new.state:
-            case "closed", "open":
-                return ((0, old.failures, config.open_for_s),)
-            case (("open" | "half_open"), "half_open"):
-                return ((0, 0, old.open_s),)
-            case "half_open", "open":
-                return ((0, 0, again_s), (0, 0, old.open_s))
-            case "half_open", "recovering":
-                return ((start, 0, old.open_s),) if start < most else ()
-            case "half_open", "closed":
-                return ((most, 0, config.open_for_s),) if start >= most else ()
-            case "recovering", "recovering":
-                more = ((2 * old.limit, old.failures, old.open_s),) if 2 * old.limit < most else ()
-                failures = old.failures + 1
-                holds = failures < config.reopen_failures and old.limit // 2 >= start
-                less = ((old.limit // 2, failures, old.open_s),) if holds else ()
-                return more + less
-            case "recovering", "closed":
-                return ((most, 0, config.open_for_s),) if 2 * old.limit >= most else ()
-            case "recovering", "open":
-                fails = old.failures + 1 >= config.reopen_failures or old.limit // 2 < start
-                return ((0, 0, again_s),) if fails else ()
-        return ()
+        again = (0, 0, min(config.max_open_for_s, 2 * old.open_s))
+        as_before, done = (0, 0, old.open_s), (most, 0, config.open_for_s)
+        more, less, failures = 2 * old.limit, old.limit // 2, old.failures + 1
+        fails = failures >= config.reopen_failures or less < start
+        # What may follow, and whether it may.
+        table: dict[tuple[str, str], list[tuple[tuple[float, ...], bool]]] = {
+            ("closed", "open"): [((0, 0, config.open_for_s), True)],
+            ("open", "half_open"): [(as_before, True)],
+            ("half_open", "half_open"): [(as_before, True)],
+            ("half_open", "open"): [(again, True), (as_before, True)],
+            ("half_open", "recovering"): [((start, 0, old.open_s), start < most)],
+            ("half_open", "closed"): [(done, start >= most)],
+            ("recovering", "recovering"): [
+                ((more, old.failures, old.open_s), more < most),
+                ((less, failures, old.open_s), not fails),
+            ],
+            ("recovering", "closed"): [(done, more >= most)],
+            ("recovering", "open"): [(again, fails)],
+        }
+        rows = table.get((old.state, new.state), [])
+        return tuple(numbers for numbers, holds in rows if holds)
 
 
 def _goes_on(old: BreakerRecord, new: BreakerRecord) -> bool:

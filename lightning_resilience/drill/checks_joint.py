@@ -77,9 +77,11 @@ class OneVerdict(Check):
         elif part in _WRITE_ONCE:
             if before is not None:
                 self.fail(f"{process.name} changes {key}, which is written once")
-            self._decided(process, (incarnation, number), part, raw)
+            self._decided(process, (incarnation, number), part, raw=raw)
 
-    def _decided(self, process: Process, operation: tuple[str, int], part: str, raw: bytes) -> None:
+    def _decided(
+        self, process: Process, operation: tuple[str, int], part: str, *, raw: bytes
+    ) -> None:
         joint = self._joints.setdefault(operation, _Joint())
         if part == "gate":
             gate = self.decoded(GateRecord, part, raw)
@@ -122,13 +124,12 @@ class OneVerdict(Check):
             self._unavailable(operation, operation.error)
         result: Any = operation.result
         if result is not None:
-            self._returned(process, operation, joint, result.final)
+            self._returned(operation, joint, result.final)
         if len(self._joints) > _MOST_KEPT:
             self._forget(key)
 
-    def _returned(
-        self, process: Process, operation: Operation, joint: _Joint, final: FinalRecord
-    ) -> None:
+    def _returned(self, operation: Operation, joint: _Joint, final: FinalRecord) -> None:
+        process = operation.process
         if final not in joint.finals and final.writer not in joint.refusals:
             self.fail(
                 f"{process.name} returns a verdict of joint operation {operation.number} that is "

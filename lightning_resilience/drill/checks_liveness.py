@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
-from lightning_resilience.core.waiting import VOICE_S, chunk_s
+from lightning_resilience.core.waiting import chunk_s
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Brownout
 from lightning_resilience.drill.workload import WORKER
@@ -39,7 +39,7 @@ _LOST_CLAIMS: Final = 3
 
 
 def _chunk_s(scenario: Scenario) -> float:
-    return min(VOICE_S, chunk_s(joint_timeout_s=scenario.workload.joint_timeout_s))
+    return chunk_s(joint_timeout_s=scenario.workload.joint_timeout_s)
 
 
 def _lossy_s(scenario: Scenario) -> float:
@@ -54,7 +54,8 @@ def closing_bound_s(scenario: Scenario) -> float:
     The sum of, each on the slowest clock:
 
     * the open wait, ``max_open_for_s``;
-    * the wake: where both of the nearest waiters are dead, the others look at the end of a chunk;
+    * the wake: where both of the nearest waiters are dead, the others look at the end of a chunk,
+      and again where a claim of theirs is lost;
     * ``1.5 · probe_lease_s · (dead probers + 1)``: one that had died, one that takes over; where
       answers are lost, claims whose owners do not know of them count as dead;
     * the probe, ``probe_timeout_s``;
@@ -74,7 +75,7 @@ def closing_bound_s(scenario: Scenario) -> float:
     dead = 1 + (_LOST_CLAIMS if _lossy_s(scenario) else 0)
     total_s = (
         breaker.max_open_for_s
-        + _chunk_s(scenario)
+        + dead * _chunk_s(scenario)
         + _LEASES * breaker.probe_lease_s * (dead + 1)
         + breaker.probe_timeout_s
         + doublings * (2 * request_s + 1)

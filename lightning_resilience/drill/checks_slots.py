@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lightning_resilience.core.records import BreakerRecord
     from lightning_resilience.drill.facts import Facts
     from lightning_resilience.drill.process import Process
-    from lightning_resilience.drill.storage_model import Request
 
 
 __all__ = ["Cell", "SlotCells", "SlotClaim"]
@@ -104,21 +103,20 @@ class SlotCells(Check):
         cell, new = self.cells[index], self.decoded(SlotRecord, key, raw)
         if not process.wrote(new.writer):
             self.fail(f"{process.name} signs slot {index} as {new.writer!r}")
-        old = cell.record
-        if old is None or not old.holder:
-            if new.holder:
-                self._claimed(now_s, process, index, new)
-            elif old is not None or new != msgspec.structs.replace(_FREE, writer=new.writer):
-                self.fail(f"{process.name} writes slot {index}, which is free, to {new}")
+        old = cell.record or _FREE
+        if not old.holder and not new.holder:
+            self._created(process, index, new)
+        elif not old.holder:
+            self._claimed(process, index, new, now_s=now_s)
         elif new.holder == old.holder:
-            self._renewed(process, index, old, new)
+            self._renewed(process, index, new)
         elif not new.holder:
-            self._freed(now_s, process, index, new)
+            self._freed(process, index, new, now_s=now_s)
         else:
-            self._taken_over(now_s, process, index, new)
+            self._taken_over(process, index, new, now_s=now_s)
         cell.record, cell.changed_at_s = new, now_s
 
-    def _claimed(self, now_s: float, process: Process, index: int, new: SlotRecord) -> None:
+    def _claimed(self, process: Process, index: int, new: SlotRecord, *, now_s: float) -> None:
         old = self.cells[index].record or _FREE
         same = msgspec.structs.replace(new, turn=old.turn, holder=old.holder, writer=old.writer)
         if same != old or new.turn < old.turn or new.holder != new.writer:
@@ -126,6 +124,11 @@ class SlotCells(Check):
         self._must_be_usable(process, index)
         self.cells[index].holder = process
         self.claims[process] = SlotClaim(index, new.holder, now_s, self.facts.life)
+
+    def _created(self, process: Process, index: int, new: SlotRecord) -> None:
+        is_new = self.cells[index].record is None
+        if not is_new or new != msgspec.structs.replace(_FREE, writer=new.writer):
+            self.fail(f"{process.name} writes slot {index}, which is free, to {new}")
 
     def _must_be_usable(self, process: Process, index: int) -> None:
         read = self.facts.of(process).read
@@ -137,13 +140,14 @@ class SlotCells(Check):
                 f"is {limits[1]} now"
             )
 
-    def _renewed(self, process: Process, index: int, old: SlotRecord, new: SlotRecord) -> None:
+    def _renewed(self, process: Process, index: int, new: SlotRecord) -> None:
+        old = self.cells[index].record or _FREE
         if not process.wrote(old.holder):
             self.fail(f"{process.name} renews slot {index}, which {old.holder!r} holds")
         if msgspec.structs.replace(new, writer=old.writer) != old or new.writer == old.writer:
             self.fail(f"{process.name} renews slot {index} and makes of {old} {new}")
 
-    def _freed(self, now_s: float, process: Process, index: int, new: SlotRecord) -> None:
+    def _freed(self, process: Process, index: int, new: SlotRecord, *, now_s: float) -> None:
         cell = self.cells[index]
         old = cell.record or _FREE
         if not process.wrote(old.holder):
@@ -178,7 +182,7 @@ class SlotCells(Check):
             answer = "was given up" if call.is_abandoned else repr(call.failed)
             self.fail(f"{process.name} leaves slot {index} with {last!r}; its call {answer}")
 
-    def _taken_over(self, now_s: float, process: Process, index: int, new: SlotRecord) -> None:
+    def _taken_over(self, process: Process, index: int, new: SlotRecord, *, now_s: float) -> None:
         cell = self.cells[index]
         holder = cell.holder
         watched_s = (now_s - cell.changed_at_s) * process.host.clock.rate
@@ -194,7 +198,7 @@ class SlotCells(Check):
             )
         cell.record = msgspec.structs.replace(cell.record or _FREE, holder="")
         # What a holder says of itself is the same before and after, whoever it is.
-        self._claimed(now_s, process, index, new)
+        self._claimed(process, index, new, now_s=now_s)
 
     def _shows_life(self, holder: Process, since_s: float) -> bool:
         call = self.facts.of(holder).call

@@ -73,7 +73,7 @@ class HonestVotes(Check):
         if key != self.facts.breaker_key or old is None or new is None:
             return
         if new.epoch == old.epoch:
-            self._changed(now_s, process, set(old.votes), set(new.votes))
+            self._changed(process, set(old.votes), set(new.votes), now_s=now_s)
             return
         self._first_at_s.clear()
         self._sights.clear()
@@ -96,9 +96,9 @@ class HonestVotes(Check):
             sight = self._sights.setdefault(host, {}).setdefault(process, _Sight(now_s))
             seen_s = (now_s - sight.since_s) * process.host.clock.rate
             if seen_s > self.scenario.breaker.window_s:
-                self._is_old(process, host, sight, seen_s)
+                self._is_old(process, host, sight, seen_s=seen_s)
 
-    def _is_old(self, process: Process, host: str, sight: _Sight, seen_s: float) -> None:
+    def _is_old(self, process: Process, host: str, sight: _Sight, *, seen_s: float) -> None:
         facts = self.facts
         if facts.had_trouble(process, sight.since_s) or facts.stood_still(process, sight.since_s):
             return
@@ -115,7 +115,7 @@ class HonestVotes(Check):
 
     # --- changes -------------------------------------------------------------------------------
 
-    def _changed(self, now_s: float, process: Process, old: set[str], new: set[str]) -> None:
+    def _changed(self, process: Process, old: set[str], new: set[str], *, now_s: float) -> None:
         for host in new - old:
             self._cast(now_s, process, host, votes=len(new))
         gone = old - new
@@ -156,11 +156,11 @@ class HonestVotes(Check):
         deeds = facts.of(process)
         everybody = max(config.max_concurrent, config.trip_failures)
         has_failed = deeds.failures >= config.trip_failures
-        if not has_failed and not (deeds.failures and facts.failures >= everybody):
+        if not has_failed and not (deeds.failures and facts.failures_before >= everybody):
             self.fail(
                 f"{process.name} votes after {deeds.failures} failures in a row at storage; it "
                 f"takes {config.trip_failures}, or one and {everybody} of all (there were "
-                f"{facts.failures})"
+                f"{facts.failures_before})"
             )
         ended_at_s = None if deeds.failed is None else deeds.failed.ended_at_s
         if deeds.has_abandoned or ended_at_s is None or facts.stood_still(process, ended_at_s):

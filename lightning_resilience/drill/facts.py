@@ -50,6 +50,7 @@ class Deeds:
         result: The later one of the two.
         in_row: Its calls that have failed in a row, up to the latest that ended.
         missed_at_s: When it last said that the store had not answered it.
+        counted: The latest of its calls that was given up and is counted among the failures.
     """
 
     read_at_s: float = _NEVER_S
@@ -60,6 +61,7 @@ class Deeds:
     result: Request | None = None
     in_row: int = 0
     missed_at_s: float = _NEVER_S
+    counted: Request | None = None
 
     @property
     def has_abandoned(self) -> bool:
@@ -69,7 +71,7 @@ class Deeds:
     @property
     def failures(self) -> int:
         """Calls that have failed in a row, one that was given up included."""
-        return self.in_row + self.has_abandoned
+        return self.in_row + (self.has_abandoned and self.counted is not self.call)
 
 
 class Facts(Observer):
@@ -87,6 +89,7 @@ class Facts(Observer):
         life: How often the store has lost everything.
         emptied_at_s: When it last did.
         failures: Calls of all processes that have failed since the latest trip.
+        failures_before: What that was before the write of the record that is being told.
     """
 
     def __init__(self, world: World) -> None:
@@ -107,6 +110,7 @@ class Facts(Observer):
         self.life = 0
         self.emptied_at_s = _NEVER_S
         self.failures = 0
+        self.failures_before = 0
         self._gone_at_s = _NEVER_S
         self._deeds: dict[Process, Deeds] = {}
         self._counts: dict[type, bool] = {}
@@ -177,6 +181,7 @@ class Facts(Observer):
         self.before_began_at_s = self.epoch_began_at_s
         if old is None or new is None or (old.store_id, old.epoch) != (new.store_id, new.epoch):
             self.epoch_began_at_s = now_s
+        self.failures_before = self.failures
         if old is not None and new is not None and new.generation != old.generation:
             self.failures = 0
         self.before, self.record = old, new
@@ -208,9 +213,7 @@ class Facts(Observer):
         if request.kind != "call":
             return
         deeds = self.of(request.process)
-        if deeds.has_abandoned:
-            deeds.in_row += 1
-            self.failures += 1
+        self._count_abandoned(deeds)
         deeds.call = request
 
     def ended(self, now_s: float, request: Request) -> None:
@@ -228,9 +231,18 @@ class Facts(Observer):
             self.failures += 1
 
     def emitted(self, now_s: float, process: Process, event: Event) -> None:
-        """Note who says that the store does not answer."""
-        if type(event).__name__ in _SAYS_LOST:
+        """Note who says that the store does not answer, and look for calls that were given up."""
+        name = type(event).__name__
+        if name in _SAYS_LOST:
             self.of(process).missed_at_s = now_s
+        elif name == "AttemptFailed":
+            self._count_abandoned(self.of(process))
+
+    def _count_abandoned(self, deeds: Deeds) -> None:
+        if deeds.has_abandoned and deeds.counted is not deeds.call:
+            deeds.counted = deeds.call
+            deeds.in_row += 1
+            self.failures += 1
 
     def happened(self, now_s: float, what: str) -> None:
         """Note when the store's server goes and comes."""

@@ -90,7 +90,7 @@ class World:
 
     @property
     def healed_at_s(self) -> float:
-        """When the last fault is over, on the virtual clock. It moves on where a pause comes late."""
+        """When the last fault is over, on the virtual clock; later where a pause comes late."""
         return max(self._faults_over_at_s, self.simulator.awake_at_s)
 
     def _clock(self) -> HostClock:

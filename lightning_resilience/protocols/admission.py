@@ -42,6 +42,7 @@ from lightning_resilience.protocols.shared_cell import write
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.core.admission import Queue
     from lightning_resilience.core.breaker import BreakerView
     from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.protocols.circuit import Circuit
@@ -131,14 +132,13 @@ class _Line:
     has_ticket: bool = False
     has_waited: bool = False
     away_s: float = 0.0
-    looks: int = 0
-    pace_s: float | None = None
+    queue: Queue | None = None
     spoken_at_s: float | None = None
 
 
 def enter(
-    circuit: Circuit, *, operation: str, voice_s: float, deadline_at_s: float
-) -> Protocol[tuple[BreakerView, Permit] | None]:
+    circuit: Circuit, *, operation: str, voice_s: float, deadline_at_s: float, woken: bool = False
+) -> Protocol[tuple[BreakerView, Permit | None] | None]:
     """Wait for a slot.
 
     Args:
@@ -146,10 +146,14 @@ def enter(
         operation: What waits, for the events.
         voice_s: Longest time between two events that say what is awaited, in seconds.
         deadline_at_s: When to give up, on this process's clock.
+        woken: Whether the bell has just rung for all who waited. Then this one comes when it is its
+            turn, and does not look before.
 
     Returns:
-        The view by which the slot was claimed, and the permit; None where the circuit does not let
-        calls through any more, or the deadline has passed: the caller looks at the breaker again.
+        The view by which the slot was claimed, and the permit, or None in its place where the
+        circuit has closed meanwhile and one who was woken needs none. None where the circuit does
+        not let calls through any more, or the deadline has passed: the caller looks at the breaker
+        again.
     """
     started_at_s: float = yield Now()
     line = _Line(
@@ -159,27 +163,23 @@ def enter(
         deadline_at_s=deadline_at_s,
     )
     seen = None if circuit.view is None else circuit.view.record
-    if core.lines_up_first(seen, may_wait=started_at_s < deadline_at_s):
+    if woken or core.lines_up_first(seen, may_wait=started_at_s < deadline_at_s):
         # Everybody comes now: first the ticket, so that not all of them try the one free slot.
-        yield from _draw_ticket(circuit, line)
+        yield from _draw_ticket(circuit, line, woken=woken)
+    if woken:
+        yield from _come_in_turn(circuit, line)
     while True:
         view, slots = yield from _look_in_line(circuit, line)
         if not breaker.passes(view.record):
             return None
-        ahead = core.distance(line.ticket, slots)
-        if core.may_try(ahead, limit=view.record.limit, has_waited=line.has_waited):
-            permit = yield from _claim(circuit, view, slots, line=line)
-            if permit is not None:
-                # Not the circuit's view: another thread may have seen a later epoch since.
-                return view, permit
+        permit = yield from _try(circuit, view, slots, line=line)
+        if permit is not None:
+            # Not the circuit's view: another thread may have seen a later epoch since.
+            return view, permit
         now_s: float = yield Now()
         if now_s >= deadline_at_s:
             return None
-        if not line.has_ticket:
-            yield from _draw_ticket(circuit, line)
-            ahead = core.distance(line.ticket, slots)
-        is_free = core.has_free(slots, limit=view.record.limit)
-        yield from _wait(circuit, view, line, ahead=ahead, is_free=is_free)
+        yield from _wait(circuit, view, line, slots=slots)
 
 
 def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
@@ -201,6 +201,7 @@ def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
         for index, raw in enumerate(values[1:])
     )
     circuit.pace_s = core.pace_s(slots)
+    circuit.turn = core.turn_of(slots)
     return view, slots
 
 
@@ -217,6 +218,15 @@ def _look_in_line(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, 
         lease_s=circuit.admission.slot_lease_s,
     )
     return view, slots
+
+
+def _try(
+    circuit: Circuit, view: BreakerView, slots: tuple[Slot, ...], *, line: _Line
+) -> Protocol[Permit | None]:
+    ahead = core.distance(line.ticket, circuit.turn)
+    if not core.may_try(ahead, limit=view.record.limit, has_waited=line.has_waited):
+        return None
+    return (yield from _claim(circuit, view, slots, line=line))
 
 
 def _claim(
@@ -239,6 +249,8 @@ def _claim(
     written = yield from write(key, slot.raw, encode(record))
     if not written.won:
         return None
+    # It has been let in: whoever of this process comes next draws a ticket of its own.
+    circuit.ticket = None
     if not slot.is_free:
         yield Emit(SlotForgiven(dependency=circuit.dependency, slot=slot.index))
     return Permit(
@@ -252,45 +264,70 @@ def _claim(
     )
 
 
-def _draw_ticket(circuit: Circuit, line: _Line) -> Protocol[None]:
+def _draw_ticket(circuit: Circuit, line: _Line, *, woken: bool = False) -> Protocol[None]:
     line.has_ticket = True
+    store_id = "" if circuit.view is None else circuit.view.record.store_id
+    if circuit.ticket is not None and circuit.ticket[0] == store_id:
+        # It was not let in with it. Whoever comes again does not go to the end of the line.
+        line.ticket = circuit.ticket[1]
+        return
+    if woken and circuit.place is not None:
+        # It was let in and has failed: it comes before all who still hold a ticket.
+        return
     try:
         line.ticket = yield Add(circuit.keys.turn(circuit.dependency), 1)
     except StoreUnavailableError:
         # A hint only: without one this waiter looks again soon.
         line.ticket = None
+    circuit.ticket = None if line.ticket is None else (store_id, line.ticket)
+
+
+def _come_in_turn(circuit: Circuit, line: _Line) -> Protocol[None]:
+    draw: float = yield Draw()
+    now_s: float = yield Now()
+    place = 0 if circuit.place is None else circuit.place[1] - 1
+    queue = core.Queue(
+        ahead=place if line.ticket is None else core.distance(line.ticket, circuit.turn),
+        limit=circuit.config.ramp_start,
+        slots=circuit.config.max_concurrent,
+        is_free=True,
+        pace_s=circuit.pace_s,
+        turn=circuit.turn,
+        since_s=now_s,
+    )
+    yield from _sleep(circuit, line, wait_s=core.first_look_s(queue, draw=draw))
 
 
 def _wait(
-    circuit: Circuit, view: BreakerView, line: _Line, *, ahead: int, is_free: bool
+    circuit: Circuit, view: BreakerView, line: _Line, *, slots: tuple[Slot, ...]
 ) -> Protocol[None]:
+    if not line.has_ticket:
+        yield from _draw_ticket(circuit, line)
     draw: float = yield Draw()
     now_s: float = yield Now()
-    wait_s = core.next_look_s(
-        ahead,
-        looks=line.looks,
-        slots=circuit.config.max_concurrent,
-        is_free=is_free,
-        pace_s=circuit.pace_s,
-        lease_s=circuit.admission.slot_lease_s,
-        draw=draw,
+    line.queue = core.look_on(
+        line.queue, slots, ticket=line.ticket, limit=view.record.limit, now_s=now_s
     )
+    lease_s = circuit.admission.slot_lease_s
+    wait_s = core.next_look_s(line.queue, now_s=now_s, lease_s=lease_s, draw=draw)
+    yield from _sleep(circuit, line, wait_s=wait_s)
+
+
+def _sleep(circuit: Circuit, line: _Line, *, wait_s: float) -> Protocol[None]:
+    now_s: float = yield Now()
     wait_s = max(0.0, min(wait_s, line.voice_s, line.deadline_at_s - now_s))
-    # How long a call takes shows only once one has succeeded; the waits before that were guesses.
-    line.looks = core.count_look(line.looks, before_s=line.pace_s, now_s=circuit.pace_s)
-    line.pace_s = circuit.pace_s
     line.has_waited, line.away_s = True, wait_s
     if is_time_to_speak(line.spoken_at_s, wait_s=wait_s, voice_s=line.voice_s, now_s=now_s):
         line.spoken_at_s = now_s
-        yield Emit(_awaited(circuit, view, line, now_s=now_s))
+        yield Emit(_awaited(circuit, line, now_s=now_s))
     yield Sleep(wait_s)
 
 
-def _awaited(circuit: Circuit, view: BreakerView, line: _Line, *, now_s: float) -> SlotAwaited:
+def _awaited(circuit: Circuit, line: _Line, *, now_s: float) -> SlotAwaited:
     return SlotAwaited(
         dependency=circuit.dependency,
         operation=line.operation,
-        limit=view.record.limit,
+        limit=0 if circuit.view is None else circuit.view.record.limit,
         elapsed_s=now_s - line.started_at_s,
     )
 

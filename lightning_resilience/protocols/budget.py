@@ -10,12 +10,13 @@ is read with the budget each time, because an open circuit makes the question vo
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core import budget as core
 from lightning_resilience.core.events import RetryDenied
-from lightning_resilience.core.records import BreakerRecord, BudgetRecord, decode, encode
+from lightning_resilience.core.records import BudgetRecord, decode, encode
 from lightning_resilience.errors import BudgetExhaustedError
+from lightning_resilience.protocols.circuit import accept
 from lightning_resilience.protocols.effects import Draw, Emit, MultiGet, Nonce, Now, Sleep
 from lightning_resilience.protocols.shared_cell import create, update
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 
 __all__ = ["charge"]
+
+
+# Little against the backoff that follows.
+_SPREAD_S: Final = 0.25
 
 
 def charge(
@@ -52,6 +57,10 @@ def charge(
     Raises:
         BudgetExhaustedError: It is denied, and the policy is not to wait.
     """
+    # Who was let in together fails together; those who came a moment later mostly find that the
+    # circuit has opened, and need not be charged at all.
+    first_draw: float = yield Draw()
+    yield Sleep(first_draw * _SPREAD_S)
     while True:
         ruling = yield from _ask(circuit)
         if ruling is None or ruling.granted:
@@ -73,10 +82,14 @@ def charge(
 def _ask(circuit: Circuit) -> Protocol[Ruling | None]:
     """Return the ruling, or None where the circuit is not closed and nothing is charged."""
     ledger, key = circuit.ledger, circuit.budget_key
+    sent_at_s: float = yield Now()
     values: list[bytes | None] = yield MultiGet((circuit.key, key))
     state, found = values
-    if state is not None and not core.is_charged(decode(BreakerRecord, state, key=circuit.key)):
-        return None
+    if state is not None:
+        # The next call need not ask again.
+        view = yield from accept(circuit, state, sent_at_s=sent_at_s)
+        if not core.is_charged(view.record):
+            return None
     if found is None:
         origin: str = yield Nonce()
         found = (yield from create(key, encode(core.created(origin=origin)))).raw

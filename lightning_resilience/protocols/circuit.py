@@ -31,7 +31,7 @@ from lightning_resilience.core.records import (
     encode,
 )
 from lightning_resilience.protocols.circuit_memory import Circuit, Limits, learn
-from lightning_resilience.protocols.effects import Delete, Emit, Get, Nonce, Now, Set
+from lightning_resilience.protocols.effects import Delete, Emit, Get, MultiGet, Nonce, Now, Set
 from lightning_resilience.protocols.shared_cell import create, update, write
 
 
@@ -231,9 +231,11 @@ def _make_slots(circuit: Circuit) -> Protocol[None]:
     # Before everybody comes: keys that are missing cannot be read in one round trip.
     if circuit.has_slots:
         return
-    for key in circuit.slot_keys:
-        writer: str = yield Nonce()
-        yield from create(key, encode(SlotRecord(writer=writer)))
+    found: list[bytes | None] = yield MultiGet(circuit.slot_keys)
+    for key, raw in zip(circuit.slot_keys, found, strict=True):
+        if raw is None:
+            writer: str = yield Nonce()
+            yield from create(key, encode(SlotRecord(writer=writer)))
     circuit.has_slots = True
 
 

@@ -73,6 +73,8 @@ class Circuit:
         inherited: Whether this process has never seen the circuit let calls through: then it was
             tripped by an earlier start of the job.
         shortcut: The way past the gate for calls that nobody has to decide about.
+        ticket: A ticket for a slot that has not been used, with the store that it is of.
+        turn: How far the line before the slots had come at the last look.
     """
 
     __slots__ = (
@@ -96,6 +98,8 @@ class Circuit:
         "shortcut",
         "silences",
         "slot_keys",
+        "ticket",
+        "turn",
         "view",
         "votes",
         "window",
@@ -130,6 +134,8 @@ class Circuit:
         self.has_slots = False
         self.pace_s: float | None = None
         self.silences: Mapping[int, Silence] = {}
+        self.ticket: tuple[str, int] | None = None
+        self.turn = 0
         self.ledger = Ledger(limits.budget)
         self.budget_key = keys.budget(dependency)
         self.shortcut = Shortcut()

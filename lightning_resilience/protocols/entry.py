@@ -121,32 +121,41 @@ def _by(
 def _through(
     circuit: Circuit, terms: Terms, trusted: BreakerView | None, *, deadline_at_s: float
 ) -> Protocol[Entry]:
+    came_in_vain = False
     while True:
-        view = trusted or (yield from _pass(circuit, terms, deadline_at_s=deadline_at_s))
+        view = trusted or (
+            yield from _pass(circuit, terms, looks=came_in_vain, deadline_at_s=deadline_at_s)
+        )
         trusted = None
-        if not core.needs_slot(view.record, collective=terms.collective):
+        record = None if view is None else view.record
+        if view is not None and core.passes_freely(view.record, collective=terms.collective):
             return Entry(circuit=circuit, view=view, permit=None)
         now_s: float = yield Now()
         waits = core.waits_for_slot(
-            view.record, collective=terms.collective, when_open=terms.patience.when_open
+            record, collective=terms.collective, when_open=terms.patience.when_open
         )
+        woken = record is not None and not passes(record)
         entered = yield from enter(
             circuit,
             operation=terms.operation,
             voice_s=terms.patience.voice_s,
             deadline_at_s=deadline_at_s if waits else now_s,
+            woken=woken,
         )
         if entered is not None:
             view, permit = entered
             return Entry(circuit=circuit, view=view, permit=permit)
+        came_in_vain = woken
         now_s = yield Now()
         view = circuit.view or view
-        if passes(view.record) and (not waits or now_s >= deadline_at_s):
+        if view and passes(view.record) and (not waits or now_s >= deadline_at_s):
             raise _no_slot(circuit, view)
 
 
-def _pass(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[BreakerView]:
-    if terms.collective and circuit.view is not None and passes(circuit.view.record):
+def _pass(
+    circuit: Circuit, terms: Terms, *, looks: bool, deadline_at_s: float
+) -> Protocol[BreakerView | None]:
+    if terms.collective and (circuit.view is None or passes(circuit.view.record)):
         # Whoever takes a slot reads the record with the slots.
         return circuit.view
     view = yield from current(circuit)
@@ -155,7 +164,7 @@ def _pass(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[B
     # Those who need a slot come back by their distance, and the others over the spread.
     patience = replace(terms.patience, spread_s=0.0)
     view = yield from await_passage(
-        circuit, patience, operation=terms.operation, deadline_at_s=deadline_at_s
+        circuit, patience, operation=terms.operation, deadline_at_s=deadline_at_s, looks=looks
     )
     if core.spreads(view.record, collective=terms.collective, when_open=patience.when_open):
         draw: float = yield Draw()

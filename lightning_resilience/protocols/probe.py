@@ -30,7 +30,17 @@ from lightning_resilience.core.events import DependencyAwaited, ProbeEnded, Prob
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.errors import CircuitOpenError, ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.circuit import apply_to, current, refresh
-from lightning_resilience.protocols.effects import Add, Call, Draw, Emit, Nonce, Now, Sleep, WaitFor
+from lightning_resilience.protocols.effects import (
+    Add,
+    Call,
+    Draw,
+    Emit,
+    Nonce,
+    Now,
+    Set,
+    Sleep,
+    WaitFor,
+)
 
 
 if TYPE_CHECKING:
@@ -77,12 +87,20 @@ class _Line:
     """What one waiter remembers between its looks."""
 
     operation: str
-    started_at_s: float
+    deadline_at_s: float
+    looks: bool
+    started_at_s: float = 0.0
     spoken_at_s: float | None = None
+    woken_in_vain: int = 0
 
 
 def await_passage(
-    circuit: Circuit, patience: Patience, *, operation: str, deadline_at_s: float
+    circuit: Circuit,
+    patience: Patience,
+    *,
+    operation: str,
+    deadline_at_s: float,
+    looks: bool = True,
 ) -> Protocol[BreakerView]:
     """Return once the circuit lets calls through.
 
@@ -93,9 +111,12 @@ def await_passage(
         patience: How to wait.
         operation: What waits, for the events.
         deadline_at_s: When to give up, on this process's clock.
+        looks: Whether to read the record once the bell has rung. A caller that is going to read it
+            anyway, with the slots, does not: all who wait are woken at once.
 
     Returns:
-        The view that lets the caller pass; its epoch belongs to the caller's result.
+        The view that lets the caller pass; its epoch belongs to the caller's result. Where it does
+        not pass, the bell has rung, and the caller looks for itself.
 
     Raises:
         CircuitOpenError: The circuit is open and ``when_open`` is ``raise``, or the deadline has
@@ -106,9 +127,8 @@ def await_passage(
         return view
     if patience.when_open == "raise":
         return (yield from _pass_or_refuse(circuit, patience, view))
-    view = yield from _wait(
-        circuit, patience, view, operation=operation, deadline_at_s=deadline_at_s
-    )
+    line = _Line(operation=operation, deadline_at_s=deadline_at_s, looks=looks)
+    view = yield from _wait(circuit, patience, view, line=line)
     draw: float = yield Draw()
     yield Sleep(draw * patience.spread_s)
     return view
@@ -129,36 +149,55 @@ def _pass_or_refuse(
 
 
 def _wait(
-    circuit: Circuit, patience: Patience, view: BreakerView, *, operation: str, deadline_at_s: float
+    circuit: Circuit, patience: Patience, view: BreakerView, *, line: _Line
 ) -> Protocol[BreakerView]:
     now_s: float = yield Now()
-    line = _Line(operation=operation, started_at_s=now_s)
+    line.started_at_s = now_s
     generation = -1
     ticket: int | None = None
-    woken_in_vain = 0
     while not breaker.passes(view.record):
-        if now_s >= deadline_at_s:
+        if now_s >= line.deadline_at_s:
             waited_s = now_s - line.started_at_s
             raise _refused(circuit, view, now_s=now_s, why=f"after {waited_s:.1f} s of waiting")
         if view.record.generation != generation:
             generation = view.record.generation
             ticket = yield from _draw_ticket(circuit, generation)
         if waiting.is_probe_due(view, circuit.config, now_s=now_s):
+            # From the bytes that were read last: where they are no more, the store says so.
             yield from _try_or_pass_over(circuit, patience, view, now_s=now_s)
+            view = yield from current(circuit)
         else:
+            longest_s = waiting.longest_wait_s(
+                ticket, slots=len(circuit.slot_keys), chunk_s=patience.chunk_s
+            )
             wait_s = waiting.next_wait_s(
                 view,
                 circuit.config,
                 near=waiting.is_near(ticket),
-                longest_s=min(patience.chunk_s, deadline_at_s - now_s),
+                longest_s=min(longest_s, line.deadline_at_s - now_s),
                 now_s=now_s,
             )
-            woken_in_vain += yield from _sleep_on_bell(
-                circuit, patience, view, line=line, wait_s=max(wait_s, _PAUSE_BASE_S)
-            )
-            yield from _pause(woken_in_vain)
-        view = yield from refresh(circuit)
+            rang = yield from _sleep_on_bell(circuit, patience, view, line=line, wait_s=wait_s)
+            if rang and not line.looks:
+                return view
+            view = yield from _look_again(circuit, view, line=line, rang=rang)
         now_s = yield Now()
+    return view
+
+
+def _look_again(
+    circuit: Circuit, view: BreakerView, *, line: _Line, rang: bool
+) -> Protocol[BreakerView]:
+    now_s: float = yield Now()
+    if not rang and waiting.is_probe_due(view, circuit.config, now_s=now_s):
+        return view
+    line.woken_in_vain += rang
+    yield from _pause(line.woken_in_vain)
+    generation = view.record.generation
+    view = yield from refresh(circuit)
+    if breaker.passes(view.record) and view.record.generation == generation and not rang:
+        # Whoever had to ring has not: it died, or its write was lost. Nobody else need find out.
+        yield Set(circuit.keys.bell(circuit.dependency, generation), b"1")
     return view
 
 
@@ -170,7 +209,7 @@ def _sleep_on_bell(
     A waiter that speaks does not look: what it says it knows, and a read is load on the store.
     """
     bell = circuit.keys.bell(circuit.dependency, view.record.generation)
-    remaining_s = wait_s
+    remaining_s = max(wait_s, _PAUSE_BASE_S)
     while remaining_s > 0:
         now_s: float = yield Now()
         piece_s = min(patience.voice_s, remaining_s)
@@ -202,6 +241,8 @@ def _draw_ticket(circuit: Circuit, generation: int) -> Protocol[int | None]:
     if circuit.place is not None and circuit.place[0] == generation:
         # One process has one place in line: whoever waits again does not go to the end.
         return circuit.place[1]
+    if waiting.stands_far_back(circuit.ticket, turn=circuit.turn, slots=len(circuit.slot_keys)):
+        return None
     try:
         ticket: int = yield Add(circuit.keys.waiting(circuit.dependency, generation), 1)
     except StoreUnavailableError:
