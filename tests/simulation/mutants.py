@@ -81,7 +81,7 @@ _RECORD = (
         edits=(
             _edit(
                 "protocols/shared_cell.py",
-                "    if returned == expected:\n        return Written(won=False, raw=b\"\")\n",
+                '    if returned == expected:\n        return Written(won=False, raw=b"")\n',
                 "    if returned == expected:\n        return Written(won=True, raw=desired)\n",
             ),
         ),
@@ -157,8 +157,7 @@ _PROBE = (
             _edit(
                 "core/breaker.py",
                 'reason="the prober was silent; another took over",\n',
-                'reason="the prober was silent; another took over",\n'
-                "        epoch=record.epoch,\n",
+                'reason="the prober was silent; another took over",\n        epoch=record.epoch,\n',
             ),
         ),
         found_by=("I1", "I2"),
@@ -352,9 +351,7 @@ _TRIP = (
     Mutant(
         name="one host opens the circuit",
         story="a failure is a failure, whoever has seen it",
-        edits=(
-            _edit("core/breaker.py", "    if len(votes) >= needed:\n", "    if True:\n"),
-        ),
+        edits=(_edit("core/breaker.py", "    if len(votes) >= needed:\n", "    if True:\n"),),
         found_by=("I2",),
     ),
     Mutant(
@@ -478,9 +475,7 @@ _SLOTS = (
     Mutant(
         name="nobody beats for a long call",
         story="no call takes as long as a lease",
-        edits=(
-            _edit("protocols/guard.py", "            renewal=entry.permit,\n", ""),
-        ),
+        edits=(_edit("protocols/guard.py", "            renewal=entry.permit,\n", ""),),
         found_by=("I5",),
     ),
     Mutant(

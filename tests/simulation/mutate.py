@@ -163,9 +163,7 @@ def chosen(names: Sequence[str]) -> list[Mutant]:
         if not any(name in mutant.name for mutant in MUTANTS):
             message = f"no mutant's name contains {name!r}; they are in {HERE / 'mutants.py'}"
             raise ValueError(message)
-    return [
-        mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)
-    ]
+    return [mutant for mutant in MUTANTS if not names or any(name in mutant.name for name in names)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
