@@ -124,7 +124,8 @@ class World:
 
     def _is_over(self) -> bool:
         # A restart that is still to come makes new processes.
-        return self.simulator.living == 0 and self.agenda.now_s >= self.healed_at_s
+        has_begun = self._incarnation > 0
+        return has_begun and self.simulator.living == 0 and self.agenda.now_s >= self.healed_at_s
 
     # --- processes -----------------------------------------------------------------------------
 
