@@ -19,6 +19,7 @@ import msgspec
 from lightning_resilience.core.breaker_record import passes
 from lightning_resilience.core.records import SlotRecord
 from lightning_resilience.drill.facts import EPSILON_S, Check
+from lightning_resilience.drill.workload import DEPENDENCY
 
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Cell", "SlotCells", "SlotClaim"]
 
 _FREE: Final = SlotRecord(writer="")
-_LATE: Final = 64
 
 
 @dataclass(slots=True)
@@ -84,6 +84,7 @@ class SlotCells(Check):
         super().__init__(facts)
         self.cells = [Cell() for _ in facts.slot_of]
         self.claims: dict[Process, SlotClaim] = {}
+        self._turn_key = facts.keys.turn(DEPENDENCY)
         self._lease_s = self.scenario.admission.slot_lease_s
 
     def emptied(self, now_s: float) -> None:
@@ -119,8 +120,13 @@ class SlotCells(Check):
     def _claimed(self, process: Process, index: int, new: SlotRecord, *, now_s: float) -> None:
         old = self.cells[index].record or _FREE
         same = msgspec.structs.replace(new, turn=old.turn, holder=old.holder, writer=old.writer)
-        if same != old or new.turn < old.turn or new.holder != new.writer:
+        if same != old or new.holder != new.writer:
             self.fail(f"{process.name} claims slot {index} and makes of {old} {new}")
+        drawn = int(self.values.get(self._turn_key, b"0"))
+        if new.turn != old.turn and new.turn > drawn and not self.facts.life:
+            self.fail(
+                f"{process.name} enters slot {index} with ticket {new.turn}; {drawn} were drawn"
+            )
         self._must_be_usable(process, index)
         self.cells[index].holder = process
         self.claims[process] = SlotClaim(index, new.holder, now_s, self.facts.life)

@@ -86,6 +86,7 @@ _RECORD = (
             ),
         ),
         found_by=("I1", "I2", "I4", "I5"),
+        scenarios=("the_store_comes_back_empty_while_a_probe_is_out",),
     ),
     Mutant(
         name="what was decided alone goes to the shared store",
@@ -98,6 +99,7 @@ _RECORD = (
             ),
         ),
         found_by=("I2",),
+        scenarios=("everybody_is_alone_in_an_outage",),
     ),
     Mutant(
         name="a rebuilt record has the epoch that was seen",
@@ -121,6 +123,7 @@ _RECORD = (
             ),
         ),
         found_by=("I1", "I2"),
+        scenarios=("the_store_comes_back_empty_while_a_probe_is_out",),
     ),
     Mutant(
         name="a store that came back empty is a new store",
@@ -133,6 +136,7 @@ _RECORD = (
             ),
         ),
         found_by=("I2",),
+        scenarios=("the_store_comes_back_empty_while_a_probe_is_out",),
     ),
     Mutant(
         name="a lost race is written again as it was decided first",
@@ -161,6 +165,7 @@ _PROBE = (
             ),
         ),
         found_by=("I1", "I2"),
+        scenarios=("the_prober_dies_under_traffic",),
     ),
     Mutant(
         name="a denied claim renews the lease for everybody",
@@ -184,6 +189,7 @@ _PROBE = (
             ),
         ),
         found_by=("I2", "I3"),
+        scenarios=("the_prober_dies_under_traffic",),
     ),
     Mutant(
         name="a denied claim renews the lease for who was denied",
@@ -206,6 +212,7 @@ _PROBE = (
             ),
         ),
         found_by=("I3",),
+        scenarios=("the_prober_dies_under_traffic",),
     ),
     Mutant(
         name="half-open lets everybody through",
@@ -218,6 +225,7 @@ _PROBE = (
             ),
         ),
         found_by=("I1", "I2", "I5"),
+        scenarios=("the_prober_dies_under_traffic",),
     ),
     Mutant(
         name="a late probe's result is applied",
@@ -236,6 +244,7 @@ _PROBE = (
             ),
         ),
         found_by=("I2",),
+        scenarios=("a_holder_stops_for_longer_than_its_lease",),
     ),
     Mutant(
         name="the probe is sent whatever the time",
@@ -248,6 +257,10 @@ _PROBE = (
             ),
         ),
         found_by=("I1",),
+        scenarios=(
+            "a_probe_is_interrupted_or_refused",
+            "a_holder_stops_for_longer_than_its_lease",
+        ),
     ),
     Mutant(
         name="a cancelled probe counts as a failed one",
@@ -260,12 +273,14 @@ _PROBE = (
             ),
         ),
         found_by=("I2",),
+        scenarios=("a_probe_is_interrupted_or_refused",),
     ),
     Mutant(
         name="a probe that was refused has failed",
         story="it raised an error",
         edits=(_edit("protocols/probe.py", "        if outcome.counts:\n", "        if True:\n"),),
         found_by=("I2",),
+        scenarios=("a_probe_is_interrupted_or_refused",),
     ),
     Mutant(
         name="instants of two hosts are compared",
@@ -290,6 +305,7 @@ _PROBE = (
             ),
         ),
         found_by=("I1", "I3"),
+        scenarios=("clocks_run_as_unequally_as_they_may",),
     ),
     Mutant(
         name="the lease begins when the read was sent",
@@ -308,20 +324,6 @@ _PROBE = (
         found_by=("I1",),
     ),
     Mutant(
-        name="a view is as old as its answer",
-        story="the record was read when the answer came",
-        edits=(
-            _edit(
-                "protocols/circuit.py",
-                "    view = learn(circuit, raw, read_at_s=sent_at_s, seen_at_s=seen_at_s)\n"
-                "    return (yield from _drop_old_votes",
-                "    view = learn(circuit, raw, read_at_s=seen_at_s, seen_at_s=seen_at_s)\n"
-                "    return (yield from _drop_old_votes",
-            ),
-        ),
-        found_by=("I5", "I7"),
-    ),
-    Mutant(
         name="everybody who is alone probes",
         story="who has no store cannot know of the others",
         edits=(
@@ -332,6 +334,7 @@ _PROBE = (
             ),
         ),
         found_by=("I1",),
+        scenarios=("everybody_is_alone_in_an_outage",),
     ),
     Mutant(
         name="the bell is rung for another trip",
@@ -344,6 +347,7 @@ _PROBE = (
             ),
         ),
         found_by=("I3",),
+        scenarios=("the_prober_dies_under_traffic",),
     ),
 )
 
@@ -365,6 +369,7 @@ _TRIP = (
             ),
         ),
         found_by=("I2",),
+        scenarios=("a_voter_dies",),
     ),
     Mutant(
         name="a late result changes a later epoch",
@@ -377,6 +382,7 @@ _TRIP = (
             ),
         ),
         found_by=("I2",),
+        scenarios=("late_results_after_a_trip",),
     ),
     Mutant(
         name="failures before a trip count towards the next",
@@ -389,6 +395,7 @@ _TRIP = (
             ),
         ),
         found_by=("I2",),
+        scenarios=("late_results_after_a_trip",),
     ),
     Mutant(
         name="the votes of a killed job count",
@@ -401,6 +408,7 @@ _TRIP = (
             ),
         ),
         found_by=("I2",),
+        scenarios=("a_job_is_killed_with_votes_standing",),
     ),
 )
 
@@ -459,6 +467,7 @@ _SLOTS = (
             ),
         ),
         found_by=("I5",),
+        scenarios=("a_holder_stops_for_longer_than_its_lease",),
     ),
     Mutant(
         name="a slot is not given back after a failure",
@@ -477,6 +486,7 @@ _SLOTS = (
         story="no call takes as long as a lease",
         edits=(_edit("protocols/guard.py", "            renewal=entry.permit,\n", ""),),
         found_by=("I5",),
+        scenarios=("calls_outlast_leases_while_the_store_is_away",),
     ),
     Mutant(
         name="silence is time, whoever was there to hear it",
@@ -489,6 +499,7 @@ _SLOTS = (
             ),
         ),
         found_by=("I5",),
+        scenarios=("calls_outlast_leases_while_the_store_is_away",),
     ),
     Mutant(
         name="a ticket bars a free slot",
@@ -501,12 +512,14 @@ _SLOTS = (
             ),
         ),
         found_by=("I3", "I5"),
+        scenarios=("those_in_line_give_up_or_die",),
     ),
     Mutant(
         name="waiters come back as often as ever",
         story="a constant pause is simplest",
         edits=(_edit("core/admission.py", "_GROWTH: Final = 1.3\n", "_GROWTH: Final = 1.0\n"),),
         found_by=("I7",),
+        scenarios=("waiters_at_1024_ranks",),
     ),
 )
 
@@ -591,6 +604,7 @@ _RETRIES = (
             ),
         ),
         found_by=("I4",),
+        scenarios=("everybody_is_alone_in_an_outage",),
     ),
     Mutant(
         name="no retry is charged",
@@ -643,6 +657,7 @@ _JOINT = (
             ),
         ),
         found_by=("I3", "I8"),
+        scenarios=("the_store_is_split_in_a_joint_save",),
     ),
     Mutant(
         name="who loses the race for the verdict returns its own",
