@@ -246,8 +246,12 @@ class FencedResults(Check):
         self._used[process] = request
 
     def _has_failed(self, process: Process, request: Request | None) -> bool:
-        if request is None or request.is_abandoned:
-            return request is not None or self._was_cut_off(process)
+        if request is None:
+            return self._was_cut_off(process)
+        if request.is_abandoned:
+            # Given up at its timeout, that is, and not because its process was interrupted.
+            lasted_s = (self.world.agenda.now_s - request.began_at_s) * process.host.clock.rate
+            return lasted_s >= self.scenario.breaker.probe_timeout_s - EPSILON_S
         return request.failed is not None and self.facts.counts(request.failed)
 
     def _has_succeeded(self, request: Request | None) -> bool:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # More worlds than `make sim` runs: what a night finds, a mutant may need.
 WORLDS = 3000
 SEEDS_PER_SCENARIO = 20
-TIMEOUT_S = 240.0
+TIMEOUT_S = 120.0
 NEVER_ENDS = "unexpected error: it never ends"
 CRASHED = "unexpected error: the interpreter ended"
 
