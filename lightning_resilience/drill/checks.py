@@ -12,6 +12,7 @@ I2      no result changes a later epoch                             ``FencedResu
 I2      a restarted job begins without old votes                    ``ClearedVotes``
 I3      the circuit closes once the dependency is well              ``Closes``
 I3      everybody comes to an end                                   ``Ends``
+I3      a probe that is due is claimed by a waiter that looks       ``DueClaims``
 I3      who waits is woken                                          ``RungBells``
 I4      retries stay within the budget, and are charged first       ``PaidRetries``
 I4      retries do not come in step                                 ``SpreadRetries``
@@ -42,6 +43,7 @@ from lightning_resilience.drill.checks_budget import PaidRetries
 from lightning_resilience.drill.checks_conduct import BoundedCost, BoundedKeys, KnownErrors
 from lightning_resilience.drill.checks_duties import (
     ClearedVotes,
+    DueClaims,
     LostRanks,
     RungBells,
     SpreadRetries,
@@ -86,6 +88,7 @@ def all_checks(world: World) -> list[Observer]:
         PaidRetries(facts),
         CheapCalls(facts),
         OneVerdict(facts),
+        DueClaims(facts),
         RungBells(facts),
         ClearedVotes(facts),
         LostRanks(facts),

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""What must follow: a bell after a recovery, a clean record after a restart, retries that differ.
+"""What must follow: a claim that is due, a bell, a clean record after a restart, retries that differ.
 
 The other checks look at what is done; these at what is not. Nobody would be harmed at once by a
 bell that is not rung, by a vote that a killed job has left, or by retries that come in step, and so
@@ -24,14 +24,66 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.process import Operation, Process
 
 
-__all__ = ["ClearedVotes", "LostRanks", "RungBells", "SpreadRetries"]
+__all__ = ["ClearedVotes", "DueClaims", "LostRanks", "RungBells", "SpreadRetries"]
 
 _HALF_OPEN: Final = "half_open"
+_OPEN: Final = "open"
+# Whoever looks once and finds a probe due may be about another thing; a waiter looks again.
+_SPARED_LOOKS: Final = 2
 _LETS_THROUGH: Final = frozenset({"closed", "recovering"})
 # Delays that are compared with a new one.
 _REMEMBERED: Final = 256
 # A beat is every quarter of the timeout at the latest, and each takes an answer of the store.
 _SIGNS_PER_TIMEOUT: Final = 2
+
+
+@dataclass(slots=True)
+class _Sight:
+    """Since when one operation has seen an epoch, and how often it has looked since a claim is due."""
+
+    operation: Operation | None
+    epoch: tuple[str, int]
+    since_s: float
+    looks: int = 0
+
+
+class DueClaims(Check):
+    """Looks whether a waiter claims the probe once it has seen for long enough that it is due.
+
+    Args:
+        facts: What is true.
+    """
+
+    promise = "I3"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._sights: dict[Process, _Sight] = {}
+
+    def read(self, now_s: float, process: Process, key: str) -> None:
+        """Count a look at an epoch in which a claim is due."""
+        facts, record = self.facts, self.facts.record
+        if key != facts.breaker_key or record is None or record.state not in {_OPEN, _HALF_OPEN}:
+            return
+        epoch = (record.store_id, record.epoch)
+        sight = self._sights.get(process)
+        if sight is None or sight.epoch != epoch or sight.operation is not process.operation:
+            self._sights[process] = _Sight(process.operation, epoch, now_s)
+            return
+        due_s = self.scenario.breaker.probe_lease_s if record.holder else record.open_s
+        way_s = 4 * self.scenario.store.latency_s + 2 * self.world.store.longest_queue_s
+        if (now_s - sight.since_s - way_s) * process.host.clock.rate < due_s:
+            return
+        sight.looks += 1
+        if sight.looks <= _SPARED_LOOKS or facts.had_trouble(process, sight.since_s):
+            return
+        if facts.stood_still(process, sight.since_s):
+            return
+        self.fail(
+            f"{process.name} has looked {sight.looks} times since the probe is due in epoch "
+            f"{record.epoch} ({record.state} since {facts.epoch_began_at_s:.3f} s), and does not "
+            f"claim it; it is due after {due_s:g} s"
+        )
 
 
 @dataclass(slots=True)
