@@ -391,7 +391,7 @@ _TRIP = (
             ),
         ),
         found_by=("I2",),
-        scenarios=("late_results_after_a_trip",),
+        scenarios=("failures_on_both_sides_of_a_trip",),
     ),
     Mutant(
         name="the votes of a killed job count",
