@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.joint import error_of
 from lightning_resilience.core.records import FinalRecord, GateRecord
-from lightning_resilience.drill.facts import Check
+from lightning_resilience.drill.facts import EPSILON_S, Check
 from lightning_resilience.errors import JointError, JointUnavailableError
 
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OneVerdict"]
 
+_SIGNS: Final = frozenset({"arrived", "beat"})
 _WRITE_ONCE: Final = frozenset({"final", "gate"})
 _REMOVED: Final = frozenset({"final", "gate", "out", "done", "count"})
 # Operations whose keys may be there still: as many as are removed together, and those under way.
@@ -60,11 +61,13 @@ class OneVerdict(Check):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._joints: dict[tuple[str, int], _Joint] = {}
+        # When each rank has last shown that it lives.
+        self._signs: dict[tuple[str, int], float] = {}
+        self._timeout_s = self.scenario.workload.joint_timeout_s
         self._prefix = facts.keys.store_id.removesuffix("store_id") + "i"
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
         """Look at a write of a joint operation's keys."""
-        del now_s
         if not key.startswith(self._prefix):
             return
         parts = key[len(self._prefix) :].split("/")
@@ -74,6 +77,8 @@ class OneVerdict(Check):
         raw = self.values.get(key)
         if raw is None:
             self._removed(process, part, number)
+        elif part in _SIGNS:
+            self._signs[incarnation, number] = now_s
         elif part in _WRITE_ONCE:
             if before is not None:
                 self.fail(f"{process.name} changes {key}, which is written once")
@@ -94,6 +99,19 @@ class OneVerdict(Check):
         if not process.wrote(final.writer) and final.writer not in joint.refusals:
             self.fail(f"{process.name} signs a verdict as {final.writer!r}")
         joint.finals.append(final)
+        for rank in final.lost_ranks:
+            self._must_be_silent(process, operation[0], rank)
+
+    def _must_be_silent(self, process: Process, incarnation: str, rank: int) -> None:
+        operation = process.operation
+        began_at_s = 0.0 if operation is None else operation.began_at_s
+        since_s = max(began_at_s, self._signs.get((incarnation, rank), 0.0))
+        silent_s = (self.world.agenda.now_s - since_s) * process.host.clock.rate
+        if silent_s < self._timeout_s - EPSILON_S and not self.scenario.store.late_requests:
+            self.fail(
+                f"{process.name} takes rank {rank} for lost after {silent_s:.3f} s of silence; "
+                f"joint_timeout_s is {self._timeout_s:g}"
+            )
 
     def _removed(self, process: Process, part: str, number: int) -> None:
         if part not in _REMOVED:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.checks_history import OneHistory
     from lightning_resilience.drill.facts import Deeds, Facts
     from lightning_resilience.drill.process import Operation, Process
+    from lightning_resilience.drill.storage_model import Request
 
 
 __all__ = ["HonestVotes", "needed_votes"]
@@ -47,6 +48,14 @@ class _Sight:
     operations: list[Operation | None] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Row:
+    """One process's failures in a row in the present epoch."""
+
+    since_s: float
+    failures: int = 0
+
+
 class HonestVotes(Check):
     """Looks at who votes, withdraws, and trips.
 
@@ -64,6 +73,11 @@ class HonestVotes(Check):
         self._needed = needed_votes(scenario.hosts, fraction=scenario.breaker.quorum_fraction)
         # Since when each host's vote has stood in this epoch, in whatever number of pieces.
         self._first_at_s: dict[str, float] = {}
+        # Who has cast each vote that stands, and when.
+        self._casts: dict[str, tuple[Process, float]] = {}
+        # Failures in a row of each process in the present epoch.
+        self._rows: dict[Process, _Row] = {}
+        self._ok_at_s: dict[str, float] = {}
         self._sights: dict[str, dict[Process, _Sight]] = {}
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
@@ -75,8 +89,7 @@ class HonestVotes(Check):
         if new.epoch == old.epoch:
             self._changed(process, set(old.votes), set(new.votes), now_s=now_s)
             return
-        self._first_at_s.clear()
-        self._sights.clear()
+        self._forget()
         is_trip = (old.state, new.state) == (BreakerState.CLOSED.value, BreakerState.OPEN.value)
         if is_trip and self._history.is_step:
             self._tripped(now_s, process, old)
@@ -84,7 +97,12 @@ class HonestVotes(Check):
     def emptied(self, now_s: float) -> None:
         """Forget the votes: they are gone."""
         del now_s
+        self._forget()
+
+    def _forget(self) -> None:
         self._first_at_s.clear()
+        self._casts.clear()
+        self._rows.clear()
         self._sights.clear()
 
     def read(self, now_s: float, process: Process, key: str) -> None:
@@ -113,6 +131,63 @@ class HonestVotes(Check):
             )
         sight.operations.append(process.operation)
 
+    # --- who does not vote, or not withdraw ----------------------------------------------------
+
+    def ended(self, now_s: float, request: Request) -> None:
+        """Count failures in a row under one closed epoch."""
+        process = request.process
+        if request.kind != "call" or request.is_abandoned or not process.is_alive:
+            return
+        if request.failed is None:
+            self._rows.pop(process, None)
+            self._ok_at_s[process.host.name] = now_s
+        elif self.facts.counts(request.failed):
+            row = self._rows.setdefault(process, _Row(now_s))
+            if request.began_at_s > self.facts.epoch_began_at_s:
+                row.failures += 1
+
+    def began(self, now_s: float, request: Request) -> None:
+        """Look whether somebody comes again who should have voted."""
+        process, facts = request.process, self.facts
+        row = self._rows.get(process)
+        if request.kind != "call" or row is None or not facts.is_closed:
+            return
+        record, config = facts.record, self.scenario.breaker
+        if record is None or row.failures < config.trip_failures:
+            return
+        has_voted = process.host.name in record.votes
+        has_aged = (now_s - row.since_s) * process.host.clock.rate > config.window_s
+        if has_voted or has_aged or self._ok_at_s.get(process.host.name, -1.0) >= row.since_s:
+            return
+        if self._is_excused(process, request.operation, row.since_s):
+            return
+        self.fail(
+            f"{process.name} comes again after {row.failures} failures in a row, and "
+            f"{process.host.name} has no vote; trip_failures is {config.trip_failures}"
+        )
+
+    def operation_ended(self, now_s: float, operation: Operation) -> None:
+        """Look whether somebody leaves its vote standing after it has succeeded."""
+        del now_s
+        process, facts = operation.process, self.facts
+        host = process.host.name
+        caster, cast_at_s = self._casts.get(host, (None, 0.0))
+        ok = facts.of(process).ok
+        if operation.error is not None or caster is not process or ok is None:
+            return
+        if ok.operation is not operation or ok.began_at_s < cast_at_s:
+            return
+        if not self._is_excused(process, operation, cast_at_s):
+            self.fail(f"{process.name} has succeeded and leaves the vote of {host} standing")
+
+    def _is_excused(self, process: Process, operation: Operation, since_s: float) -> bool:
+        facts = self.facts
+        return (
+            facts.is_alone(process, operation)
+            or facts.had_trouble(process, since_s)
+            or facts.stood_still(process, since_s)
+        )
+
     # --- changes -------------------------------------------------------------------------------
 
     def _changed(self, process: Process, old: set[str], new: set[str], *, now_s: float) -> None:
@@ -125,9 +200,11 @@ class HonestVotes(Check):
             self._withdrawn(now_s, process, *gone)
         for host in gone:
             self._sights.pop(host, None)
+            self._casts.pop(host, None)
 
     def _cast(self, now_s: float, process: Process, host: str, *, votes: int) -> None:
         self._first_at_s.setdefault(host, now_s)
+        self._casts[host] = (process, now_s)
         if host != process.host.name:
             self.fail(f"{process.name} on {process.host.name} votes for {host}")
         if votes >= self._needed:
