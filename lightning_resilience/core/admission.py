@@ -40,8 +40,7 @@ holders die (J. Gray, D. Cheriton, "Leases", SOSP 1989).
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState, passes
@@ -50,17 +49,8 @@ from lightning_resilience.core.lease import (
     Silence,
     listen,
 )
-from lightning_resilience.core.slots import (
-    Slot,
-    all_have_failed,
-    distance,
-    has_free,
-    pace_s,
-    released,
-    renewed,
-    taken,
-    turn_of,
-)
+from lightning_resilience.core.line import LOOKS_PER_LEASE
+from lightning_resilience.core.slots import Slot
 from lightning_resilience.core.validation import check_less, check_seconds, option
 
 
@@ -72,51 +62,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdmissionConfig",
-    "Queue",
     "Slot",
-    "all_have_failed",
     "choose",
-    "count_look",
-    "distance",
-    "first_look_s",
-    "has_free",
     "heard",
     "lines_up_first",
-    "look_on",
-    "may_try",
     "needs_slot",
-    "next_look_s",
-    "pace_s",
     "passes_freely",
-    "queue_s",
-    "released",
-    "renewed",
     "spreads",
-    "taken",
-    "turn_of",
     "waits_for_slot",
 ]
 
 # A beat may be sent late and answered late: two of them must fit into the lease, on any clock.
 _BEATS_PER_LEASE: Final = 2
-# Whoever waits re-reads this often per lease, so that a dead holder is found within 1.5 of them.
-_LOOKS_PER_LEASE: Final = 4
-
-# Before any call has been timed: a small object's round trip. Only spreads the first looks.
-_FIRST_PACE_S: Final = 0.05
-# Share of a call's time between two looks of one who stands before the slots.
-_SHARE: Final = 1.2
-_SLOWEST: Final = 2.0
-# Whoever comes in turn comes a little early: of several who stand before the slots one finds each
-# that comes free at once.
-_EARLY: Final = 0.3
-_GROWTH: Final = 1.3
-_MOST_GROWTH: Final = 4.0
-_MOST_GUESSED_GROWTH: Final = 100.0
-# Whoever has looked so often in vain is kept from its turn by something that the pace says nothing
-# about, a holder that is dead or a call that hangs: from then on waits grow whatever the pace.
-_LOOKS_AT_PACE: Final = 12
-_MOST_EXPONENT: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +186,7 @@ def heard(
     """
     # Half a lease at most: one look away, in which the store may have been away as well, must not
     # be a whole lease of silence.
-    longest_gap_s = max(min(away_s, lease_s / 2), lease_s / _LOOKS_PER_LEASE)
+    longest_gap_s = max(min(away_s, lease_s / 2), lease_s / LOOKS_PER_LEASE)
     return {
         slot.index: listen(
             silences.get(slot.index),
@@ -280,168 +237,3 @@ def choose(
         slot for slot in usable if _is_silent(slot, silences.get(slot.index), lease_s=lease_s)
     ]
     return chosen[int(draw * len(chosen))] if chosen else None
-
-
-def count_look(looks: int, *, before_s: float | None, now_s: float | None) -> int:
-    """Return how many looks in vain count, after another one.
-
-    Args:
-        looks: Looks that counted so far.
-        before_s: The pace at the look before, in seconds, or None.
-        now_s: The pace now, in seconds, or None. The first that is known ends the guessing, and
-            what was looked at before says nothing any more.
-    """
-    return looks + 1 if (before_s is None) == (now_s is None) else 0
-
-
-def may_try(ahead: int, *, limit: int, has_waited: bool) -> bool:
-    """Tell whether to claim a slot that is free.
-
-    Whoever has waited takes any. Who has only just come leaves it to those whose turn it is, or all
-    who come at the same time would claim the same few slots.
-
-    Args:
-        ahead: How many tickets are to be let in before.
-        limit: How many are let in at once now.
-        has_waited: Whether this waiter has waited for its turn.
-    """
-    return has_waited or ahead < limit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """What one waiter knows of the line before it, from its looks.
-
-    Args:
-        ahead: Tickets that are to be let in before its own.
-        limit: How many are let in at once now, ≥ 1.
-        slots: How many are let in at once when all is well, ≥ 1.
-        is_free: Whether a usable slot was free at the last look.
-        pace_s: How long a call takes, in seconds; None where no call has told.
-        turn: How far the line had come when this waiter first looked, or when it last stood still.
-        since_s: When that was, on the waiter's clock.
-        per_ticket_s: Time that one more ticket has taken since, in seconds; None before any.
-        looks: Looks in vain so far.
-    """
-
-    ahead: int
-    limit: int
-    slots: int
-    is_free: bool
-    pace_s: float | None
-    turn: int
-    since_s: float
-    per_ticket_s: float | None = None
-    looks: int = 0
-
-
-def look_on(
-    queue: Queue | None,
-    slots: Sequence[Slot],
-    *,
-    ticket: int | None,
-    limit: int,
-    now_s: float,
-) -> Queue:
-    """Note what another look has shown.
-
-    Args:
-        queue: What this waiter knows so far, or None.
-        slots: All slots as they were read.
-        ticket: The waiter's ticket, or None.
-        limit: How many are let in at once now.
-        now_s: Now, on the waiter's clock.
-    """
-    turn = turn_of(slots)
-    seen = Queue(
-        ahead=distance(ticket, turn),
-        limit=max(1, limit),
-        slots=len(slots),
-        is_free=has_free(slots, limit=limit),
-        pace_s=pace_s(slots),
-        turn=turn,
-        since_s=now_s,
-    )
-    if queue is None:
-        return seen
-    looks = count_look(queue.looks, before_s=queue.pace_s, now_s=seen.pace_s)
-    passed = turn - queue.turn
-    if passed < 0 or limit < seen.slots:
-        # Another store, or a ramp, which says nothing about what follows.
-        return replace(seen, looks=looks)
-    per_ticket_s = (now_s - queue.since_s) / passed if passed >= seen.slots else None
-    return replace(
-        seen, turn=queue.turn, since_s=queue.since_s, per_ticket_s=per_ticket_s, looks=looks
-    )
-
-
-def queue_s(queue: Queue) -> float:
-    """Return how long a queue takes until one who stands behind it is let in, in seconds.
-
-    While the limit is below the number of slots it doubles with each call that succeeds, so that
-    the first rounds let in few.
-    """
-    if queue.per_ticket_s is not None:
-        # However slow it is: what has held it up may be over, and then nobody would come.
-        slowest_s = _SLOWEST * _pace_s(queue) / queue.slots
-        return queue.ahead * min(queue.per_ticket_s, slowest_s)
-    ahead, limit, rounds = queue.ahead, queue.limit, 0
-    while limit < queue.slots and ahead >= limit:
-        ahead -= limit
-        limit *= 2
-        rounds += 1
-    return _pace_s(queue) * (rounds + ahead / min(limit, queue.slots))
-
-
-def first_look_s(queue: Queue, *, draw: float) -> float:
-    """Return how long one who was woken with all others waits before it looks, in seconds.
-
-    Args:
-        queue: What it knew before it waited, at the limit with which the ramp begins.
-        draw: A uniform number in [0, 1).
-    """
-    return max(0.0, queue_s(queue) - _pace_s(queue) * _EARLY * (0.5 + draw))
-
-
-def next_look_s(queue: Queue, *, now_s: float, lease_s: float, draw: float) -> float:
-    """Return how long to wait before the next look, in seconds.
-
-    Args:
-        queue: What this waiter knows.
-        now_s: Now, on the waiter's clock.
-        lease_s: Lease of a slot, in seconds.
-        draw: A uniform number in [0, 1).
-
-    Returns:
-        The time that the queue ahead takes, a little less; and at least a jittered share of the
-        pace, which grows with the looks in vain, because constant waits overwhelm the store. It is
-        capped at a quarter of the lease, so that whoever is next in line finds a dead holder within
-        one and a half leases.
-    """
-    pace = _pace_s(queue)
-    looks = queue.looks
-    if queue.pace_s is None:
-        growth = min(_MOST_GUESSED_GROWTH, _power(looks))
-    else:
-        growth = min(_MOST_GROWTH, _power(looks)) * _power(looks - _LOOKS_AT_PACE)
-    share_s = min(pace * _SHARE * (0.5 + draw) * growth, lease_s / _LOOKS_PER_LEASE)
-    wait_s = max(0.0, queue_s(queue) - pace * _EARLY * (0.5 + draw))
-    if _stands_still(queue, now_s=now_s):
-        wait_s = min(wait_s, share_s * math.log2(2 + queue.ahead))
-    return max(wait_s, share_s)
-
-
-def _pace_s(queue: Queue) -> float:
-    return _FIRST_PACE_S if queue.pace_s is None else queue.pace_s
-
-
-def _stands_still(queue: Queue, *, now_s: float) -> bool:
-    """Tell whether a slot is free and nobody comes for it, so that those ahead may be no more."""
-    if not queue.is_free or queue.limit < queue.slots or queue.per_ticket_s is not None:
-        return False
-    return not queue.looks or now_s - queue.since_s >= _pace_s(queue)
-
-
-def _power(looks: int) -> float:
-    # A larger exponent would overflow, and every wait is at its cap long before.
-    return float(_GROWTH ** max(0, min(looks, _MOST_EXPONENT)))

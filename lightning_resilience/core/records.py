@@ -35,7 +35,8 @@ key                                         value
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -277,6 +278,12 @@ class _Versioned(msgspec.Struct):
 
 _encoder: Final = msgspec.json.Encoder()
 
+# Most of what is read was read before: slots that nobody has touched since, and in a simulated job
+# what a thousand others have read. Records are immutable, so they may be handed out again; at most
+# a few megabytes are kept.
+_MOST_KNOWN: Final = 1024
+_LONGEST_KNOWN: Final = 4096
+
 # RecursionError: fields that are skipped may be nested without end.
 _UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -300,6 +307,23 @@ def decode(kind: type[Record], raw: bytes, *, key: str) -> Record:
     Raises:
         CorruptRecordError: The bytes are not a record of this type and version.
     """
+    if len(raw) <= _LONGEST_KNOWN:
+        try:
+            known: Record = _decode_known(kind, raw)
+        except CorruptRecordError:
+            # Once more below, for an error that names the key.
+            pass
+        else:
+            return known
+    return _decode(kind, raw, key=key)
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _decode_known(kind: type[Any], raw: bytes) -> Any:  # noqa: ANN401 - a record of that kind
+    return _decode(kind, raw, key="")
+
+
+def _decode(kind: type[Record], raw: bytes, *, key: str) -> Record:
     try:
         version = msgspec.json.decode(raw, type=_Versioned).v
     except _UNDECODABLE as error:

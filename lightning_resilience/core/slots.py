@@ -39,6 +39,7 @@ __all__ = [
 _OK: Final = "ok"
 _FAILED: Final = "failed"
 _QUARTER: Final = 4
+_SILENT: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,9 @@ def released(
 
 
 def all_have_failed(slots: Sequence[Slot], *, own: int, generation: int, at_least: int) -> bool:
-    """Tell whether the latest call in every slot has failed.
+    """Tell whether the latest call in all slots has failed, but for one in eight.
+
+    Whoever holds a slot may be stuck, and what it said last is of another time.
 
     It is what makes a host vote after its first failure, where every rank calls at the same time:
     to wait until one of them has failed several times in a row would take as many requests as there
@@ -118,12 +121,13 @@ def all_have_failed(slots: Sequence[Slot], *, own: int, generation: int, at_leas
         generation: Number of the latest trip: what failed before it has been answered by it.
         at_least: Failures that are needed in all; with fewer slots, no number of them is enough.
     """
-    others = [slot for slot in slots if slot.index != own]
-    return len(others) + 1 >= at_least and all(
-        slot.record is not None
+    failed = 1 + sum(
+        slot.index != own
+        and slot.record is not None
         and (slot.record.last, slot.record.generation) == (_FAILED, generation)
-        for slot in others
+        for slot in slots
     )
+    return failed >= max(at_least, len(slots) - len(slots) // _SILENT)
 
 
 def has_free(slots: Sequence[Slot], *, limit: int) -> bool:

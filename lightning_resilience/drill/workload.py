@@ -159,7 +159,12 @@ class Job:
             # Its frames would keep all that the operation has held.
             operation.error = _without_frames(operation.error)
 
-    def _patience(self, operation: Operation, *, when_open: str) -> Patience:
+    def _patience(self, operation: Operation) -> Patience:
+        work = self.scenario.workload
+        when_open = work.when_open
+        if operation.kind == "joint":
+            # As the callback does.
+            when_open = "raise" if work.on_outage == "fail" else "wait"
         return Patience(
             probe=partial(self._submit, operation, "probe"),
             classify=classify,
@@ -176,22 +181,22 @@ class Job:
         self.storage.submit(request)
         return request
 
-    def _guarded(self, operation: Operation, *, is_joint: bool) -> GuardedCall:
+    def _guarded(self, operation: Operation) -> GuardedCall:
         scenario = self.scenario
-        when_open = "wait" if is_joint else scenario.workload.when_open
+        is_joint = operation.kind == "joint"
         return GuardedCall(
             work=partial(self._submit, operation, "call"),
             operation=operation.kind,
             target=f"{operation.number}.ckpt",
             policy=scenario.retry,
-            patience=self._patience(operation, when_open=when_open),
+            patience=self._patience(operation),
             collective=operation.kind == "collective",
             may_go_alone=scenario.may_go_alone and not is_joint,
             store_patience_s=None if is_joint else _STORE_PATIENCE_S,
         )
 
     def _call(self, operation: Operation, circuit: Circuit) -> Protocol[Guarded]:
-        return guard(circuit, self._guarded(operation, is_joint=False))
+        return guard(circuit, self._guarded(operation))
 
     def _save(
         self, operation: Operation, circuit: Circuit, member: Member
@@ -203,15 +208,13 @@ class Job:
             subject=f"{operation.number}.ckpt",
             workers=(WORKER,),
             circuit=circuit,
-            patience=self._patience(operation, when_open="wait"),
+            patience=self._patience(operation),
             deadline_s=self.scenario.retry.deadline_s,
         )
         part = None
         if member.rank == WORKER:
             part = Part(
-                run=lambda started_at_s: guard(
-                    circuit, self._guarded(operation, is_joint=True), started_at_s
-                ),
+                run=lambda started_at_s: guard(circuit, self._guarded(operation), started_at_s),
                 detail=lambda done: str(done.value),
                 outcome=lambda error: report_of(error, rank=member.rank, outcome=classify(error)),
             )

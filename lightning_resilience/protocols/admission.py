@@ -18,8 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core import admission as core, breaker
-from lightning_resilience.core.admission import Slot
+from lightning_resilience.core import admission as core, breaker, line as line_up, slots as cells
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import SlotRecord, decode, encode
@@ -42,8 +41,8 @@ from lightning_resilience.protocols.shared_cell import write
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.core.admission import Queue
     from lightning_resilience.core.breaker import BreakerView
+    from lightning_resilience.core.line import Queue
     from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -101,7 +100,7 @@ class Permit(Renewal):
         if self.is_lost:
             return None
         if self._unanswered is None:
-            self._unanswered = core.renewed(self.record, writer=nonce)
+            self._unanswered = cells.renewed(self.record, writer=nonce)
         beat = CompareAndSet(self.key, self.raw, encode(self._unanswered))
         return Local(beat) if self._is_own else beat
 
@@ -172,17 +171,22 @@ def enter(
         view, slots = yield from _look_in_line(circuit, line)
         if not breaker.passes(view.record):
             return None
-        permit = yield from _try(circuit, view, slots, line=line)
-        if permit is not None:
-            # Not the circuit's view: another thread may have seen a later epoch since.
-            return view, permit
         now_s: float = yield Now()
+        line.queue = line_up.look_on(
+            line.queue, slots, ticket=line.ticket, limit=view.record.limit, now_s=now_s
+        )
+        if line_up.may_try(line.queue, has_waited=line.has_waited, now_s=now_s):
+            permit = yield from _claim(circuit, view, slots, line=line)
+            if permit is not None:
+                # Not the circuit's view: another thread may have seen a later epoch since.
+                return view, permit
+        now_s = yield Now()
         if now_s >= deadline_at_s:
             return None
-        yield from _wait(circuit, view, line, slots=slots)
+        yield from _wait(circuit, line, line.queue)
 
 
-def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[cells.Slot, ...]]]:
     """Read the breaker's record and all slots in one round trip.
 
     Args:
@@ -193,19 +197,21 @@ def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
     values: list[bytes | None] = yield MultiGet((circuit.key, *keys))
     view = yield from accept(circuit, values[0], sent_at_s=sent_at_s)
     slots = tuple(
-        Slot(
+        cells.Slot(
             index=index,
             raw=raw or b"",
             record=decode(SlotRecord, raw, key=keys[index]) if raw else None,
         )
         for index, raw in enumerate(values[1:])
     )
-    circuit.pace_s = core.pace_s(slots)
-    circuit.turn = core.turn_of(slots)
+    circuit.pace_s = cells.pace_s(slots)
+    circuit.turn = cells.turn_of(slots)
     return view, slots
 
 
-def _look_in_line(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, tuple[Slot, ...]]]:
+def _look_in_line(
+    circuit: Circuit, line: _Line
+) -> Protocol[tuple[BreakerView, tuple[cells.Slot, ...]]]:
     sent_at_s: float = yield Now()
     view, slots = yield from look(circuit)
     seen_at_s: float = yield Now()
@@ -220,17 +226,8 @@ def _look_in_line(circuit: Circuit, line: _Line) -> Protocol[tuple[BreakerView, 
     return view, slots
 
 
-def _try(
-    circuit: Circuit, view: BreakerView, slots: tuple[Slot, ...], *, line: _Line
-) -> Protocol[Permit | None]:
-    ahead = core.distance(line.ticket, circuit.turn)
-    if not core.may_try(ahead, limit=view.record.limit, has_waited=line.has_waited):
-        return None
-    return (yield from _claim(circuit, view, slots, line=line))
-
-
 def _claim(
-    circuit: Circuit, view: BreakerView, slots: tuple[Slot, ...], *, line: _Line
+    circuit: Circuit, view: BreakerView, slots: tuple[cells.Slot, ...], *, line: _Line
 ) -> Protocol[Permit | None]:
     draw: float = yield Draw()
     now_s: float = yield Now()
@@ -244,7 +241,7 @@ def _claim(
     if slot is None:
         return None
     holder: str = yield Nonce()
-    record = core.taken(slot, ticket=line.ticket, holder=holder)
+    record = cells.taken(slot, ticket=line.ticket, holder=holder)
     key = circuit.slot_keys[slot.index]
     written = yield from write(key, slot.raw, encode(record))
     if not written.won:
@@ -286,8 +283,8 @@ def _come_in_turn(circuit: Circuit, line: _Line) -> Protocol[None]:
     draw: float = yield Draw()
     now_s: float = yield Now()
     place = 0 if circuit.place is None else circuit.place[1] - 1
-    queue = core.Queue(
-        ahead=place if line.ticket is None else core.distance(line.ticket, circuit.turn),
+    line.queue = line_up.Queue(
+        ahead=place if line.ticket is None else cells.distance(line.ticket, circuit.turn),
         limit=circuit.config.ramp_start,
         slots=circuit.config.max_concurrent,
         is_free=True,
@@ -295,21 +292,17 @@ def _come_in_turn(circuit: Circuit, line: _Line) -> Protocol[None]:
         turn=circuit.turn,
         since_s=now_s,
     )
-    yield from _sleep(circuit, line, wait_s=core.first_look_s(queue, draw=draw))
+    yield from _sleep(circuit, line, wait_s=line_up.first_look_s(line.queue, draw=draw))
 
 
-def _wait(
-    circuit: Circuit, view: BreakerView, line: _Line, *, slots: tuple[Slot, ...]
-) -> Protocol[None]:
+def _wait(circuit: Circuit, line: _Line, queue: Queue) -> Protocol[None]:
     if not line.has_ticket:
         yield from _draw_ticket(circuit, line)
+        queue = line.queue = line_up.with_ticket(queue, line.ticket, turn=circuit.turn)
     draw: float = yield Draw()
     now_s: float = yield Now()
-    line.queue = core.look_on(
-        line.queue, slots, ticket=line.ticket, limit=view.record.limit, now_s=now_s
-    )
     lease_s = circuit.admission.slot_lease_s
-    wait_s = core.next_look_s(line.queue, now_s=now_s, lease_s=lease_s, draw=draw)
+    wait_s = line_up.next_look_s(queue, now_s=now_s, lease_s=lease_s, draw=draw)
     yield from _sleep(circuit, line, wait_s=wait_s)
 
 
@@ -344,7 +337,7 @@ def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
     now_s: float = yield Now()
     writer: str = yield Nonce()
     free = encode(
-        core.released(
+        cells.released(
             permit.record,
             outcome,
             generation=permit.generation,

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core.admission import all_have_failed
 from lightning_resilience.core.breaker import BreakerState, HostVoted
 from lightning_resilience.core.budget import is_charged
 from lightning_resilience.core.events import StoreLost
+from lightning_resilience.core.slots import all_have_failed
 from lightning_resilience.errors import (
     BudgetExhaustedError,
     CorruptRecordError,
@@ -135,7 +135,10 @@ def give_back(circuit: Circuit, terms: Terms, entry: Entry, *, outcome: Outcome)
             circuit, entry.circuit, leaving, op=terms.operation, patience_s=patience_s
         )
     except StoreUnavailableError as error:
-        yield from _missed(circuit, terms, error)
+        if terms.store_patience_s is None:
+            raise
+        # One answer that was lost is no store that is lost: the next operation finds that out.
+        yield Emit(StoreLost(op=terms.operation, error=str(error)))
 
 
 def _missed(circuit: Circuit, terms: Terms, error: StoreUnavailableError) -> Protocol[None]:

@@ -62,7 +62,8 @@ POLICY = RetryPolicy(
     stall_timeout_s=10.0,
 )
 START = multiprocessing.get_context("forkserver")
-START.set_forkserver_preload(["torch", "torch.distributed"])
+# All that ranks need, once: what is missing here each of them imports for itself.
+START.set_forkserver_preload(["torch", "torch.distributed", "tests.integration.promise_ranks"])
 
 
 # --- the dependency --------------------------------------------------------------------------

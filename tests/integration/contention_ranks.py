@@ -498,18 +498,20 @@ class Crew:
 
     Args:
         ranks: How many.
+        live: What each does in its process, with its end of the pipe and its number.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, live: Callable[[Connection, int], None] = _live) -> None:
         self.pipes: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}
+        self._live = live
         for rank in range(ranks):
             self.start(rank)
 
     def start(self, rank: int) -> None:
         """Start a rank."""
         self.pipes[rank], its = START.Pipe()
-        self.processes[rank] = START.Process(target=_live, args=(its, rank), daemon=True)
+        self.processes[rank] = START.Process(target=self._live, args=(its, rank), daemon=True)
         self.processes[rank].start()
         its.close()
 
