@@ -69,8 +69,8 @@ _RECORD = (
         edits=(
             _edit(
                 "protocols/admission.py",
-                "    record = core.taken(slot, ticket=line.ticket, holder=holder)",
-                "    record = core.taken(slot, ticket=line.ticket, holder='taken')",
+                "    record = cells.taken(slot, ticket=line.ticket, holder=holder)",
+                "    record = cells.taken(slot, ticket=line.ticket, holder='taken')",
             ),
         ),
         found_by=("I5",),
@@ -501,11 +501,7 @@ _SLOTS = (
         name="a ticket bars a free slot",
         story="first come, first served",
         edits=(
-            _edit(
-                "core/admission.py",
-                "    return has_waited or ahead < limit\n",
-                "    return ahead < limit\n",
-            ),
+            _edit("core/line.py", " or _stands_still(queue, now_s=now_s)\n", "\n"),
         ),
         found_by=("I3", "I5"),
         scenarios=("those_in_line_give_up_or_die",),
@@ -513,7 +509,7 @@ _SLOTS = (
     Mutant(
         name="waiters come back as often as ever",
         story="a constant pause is simplest",
-        edits=(_edit("core/admission.py", "_GROWTH: Final = 1.3\n", "_GROWTH: Final = 1.0\n"),),
+        edits=(_edit("core/line.py", "_GROWTH: Final = 1.3\n", "_GROWTH: Final = 1.0\n"),),
         found_by=("I7",),
         scenarios=("waiters_at_1024_ranks",),
     ),
