@@ -100,11 +100,18 @@ def choose(circuit: Circuit, *, may_go_alone: bool) -> Protocol[Circuit]:
     return circuit
 
 
-def guide(circuit: Circuit) -> Circuit:
-    """Return the breaker that says how things stand, without asking anybody."""
+def guide(circuit: Circuit, *, may_go_alone: bool = True) -> Circuit:
+    """Return the breaker that says how things stand, without asking anybody.
+
+    Args:
+        circuit: The job's.
+        may_go_alone: Whether this call may be decided without the shared store.
+    """
     detour = circuit.detour
-    alone = detour is not None and (detour.is_isolated or detour.link.lost_since_s is not None)
-    return detour.circuit if detour is not None and alone else circuit
+    if detour is None:
+        return circuit
+    is_lost = may_go_alone and detour.link.lost_since_s is not None
+    return detour.circuit if detour.is_isolated or is_lost else circuit
 
 
 def is_lost(circuit: Circuit) -> bool:
