@@ -500,9 +500,7 @@ _SLOTS = (
     Mutant(
         name="a ticket bars a free slot",
         story="first come, first served",
-        edits=(
-            _edit("core/line.py", " or _stands_still(queue, now_s=now_s)\n", "\n"),
-        ),
+        edits=(_edit("core/line.py", " or _stands_still(queue, now_s=now_s)\n", "\n"),),
         found_by=("I3", "I5"),
         scenarios=("those_in_line_give_up_or_die",),
     ),
