@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["HonestVotes", "needed_votes"]
 
 _MOST_VOTES: Final = 8
+# One in so many slots may be held by somebody stuck, and say nothing.
+_STUCK: Final = 8
 # The operation in which a vote becomes too old may have asked the breaker before that.
 _SPARED_OPERATIONS: Final = 2
 
@@ -231,7 +233,8 @@ class HonestVotes(Check):
             return
         facts, config = self.facts, self.scenario.breaker
         deeds = facts.of(process)
-        everybody = max(config.max_concurrent, config.trip_failures)
+        slots = config.max_concurrent
+        everybody = max(slots - slots // _STUCK, config.trip_failures)
         has_failed = self._failures(deeds) >= config.trip_failures
         if not has_failed and not (deeds.failures and facts.failures_before >= everybody):
             self.fail(
