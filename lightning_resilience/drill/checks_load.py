@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core.breaker_record import passes
 from lightning_resilience.core.detour import GRACE_VIEWS
 from lightning_resilience.drill.facts import EPSILON_S, Check
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Admitted", "CheapCalls", "DeadHolders"]
 
 _NEVER_S: Final = float("-inf")
+# What a check believes must not be what it checks.
+_LETS_THROUGH: Final = frozenset({"closed", "recovering"})
 _LOOKS_PER_LEASE: Final = 4
 _LEASES: Final = 1.5
 
@@ -165,7 +166,11 @@ class DeadHolders(Check):
 
     def _look(self, process: Process, watch: _Watch) -> None:
         facts, record = self.facts, self.facts.record
-        if record is None or not passes(record) or facts.is_alone(process, watch.operation):
+        if (
+            record is None
+            or record.state not in _LETS_THROUGH
+            or facts.is_alone(process, watch.operation)
+        ):
             return
         if facts.had_trouble(process, watch.since_s) or facts.stood_still(process, watch.since_s):
             return
