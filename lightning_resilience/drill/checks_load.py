@@ -205,6 +205,7 @@ class CheapCalls(Check):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._views: dict[Process, float] = {}
+        self._read_at_s: dict[Process, float] = {}
         self._stirred_at_s = _NEVER_S
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
@@ -216,6 +217,11 @@ class CheapCalls(Check):
     def emptied(self, now_s: float) -> None:
         """Note that the record has gone."""
         self._stirred_at_s = now_s
+
+    def operation_began(self, now_s: float, operation: Operation) -> None:
+        """Note when its process has looked last: it may not know that the circuit has closed."""
+        del now_s
+        self._read_at_s[operation.process] = self.facts.of(operation.process).read_at_s
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at what a call has cost."""
@@ -252,6 +258,7 @@ class CheapCalls(Check):
             and record is not None
             and facts.is_closed
             and not record.votes
+            and (self._stirred_at_s < self._read_at_s[process] or self._read_at_s[process] < 0)
             and self._stirred_at_s < began_at_s
             and facts.of(process).in_row == 0
             and not facts.had_trouble(process, began_at_s)

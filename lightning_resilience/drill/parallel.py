@@ -33,7 +33,7 @@ _CHUNK: Final = 10
 
 def sweep_on_cores(
     seeds: Sequence[int], scenario: Scenario | None = None, *, workers: int
-) -> Iterator[Run]:
+) -> Generator[Run, None, None]:
     """Run worlds in several processes, up to the first that fails.
 
     Args:
