@@ -18,7 +18,7 @@ from lightning_resilience.drill.sweep import sweep
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from lightning_resilience.drill.scenario import Scenario
     from lightning_resilience.drill.sweep import Run
