@@ -3,9 +3,9 @@
 """I2: a circuit opens by votes of enough hosts, and each vote stands for calls that have failed.
 
 A vote is cast by a process of the host that it names, whose latest calls have failed at storage, or
-whose latest has, where as many have failed in all as there are slots. It is withdrawn by a process
-of that host whose latest call has succeeded, dropped by whoever has seen it for ``window_s``, and
-cleared by the first rank of a new incarnation before it does anything else.
+whose latest has, where as many have failed in all as there are slots, but for one in eight. It is
+withdrawn by a process of that host whose latest call has succeeded, dropped by whoever has seen it
+for ``window_s``, and cleared by the first rank of a new incarnation before it does anything else.
 """
 
 from __future__ import annotations

@@ -203,7 +203,11 @@ def _try(
         is_free=chosen is not None,
         now_s=now_s,
     )
-    if chosen is None or not line_up.may_try(queue, has_waited=line.has_waited, now_s=now_s):
+    if chosen is None:
+        return None, queue
+    # One that is silent is taken by whoever sees it: those who come before have not.
+    is_its_turn = line_up.may_try(queue, has_waited=line.has_waited, now_s=now_s)
+    if chosen.is_free and not is_its_turn:
         return None, queue
     return (yield from _claim(circuit, view, chosen, line=line)), queue
 
