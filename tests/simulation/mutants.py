@@ -509,7 +509,7 @@ _SLOTS = (
         story="a constant pause is simplest",
         edits=(_edit("core/line.py", "_GROWTH: Final = 1.3\n", "_GROWTH: Final = 1.0\n"),),
         found_by=("I7",),
-        scenarios=("waiters_at_1024_ranks",),
+        scenarios=("waiters_before_slots_that_hang",),
     ),
 )
 
