@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""What must follow: a claim that is due, a bell, a clean record after a restart, retries that differ.
+"""What must follow: a claim that is due, a bell, a clean record after a restart, spread retries.
 
 The other checks look at what is done; these at what is not. Nobody would be harmed at once by a
 bell that is not rung, by a vote that a killed job has left, or by retries that come in step, and so
@@ -39,7 +39,7 @@ _SIGNS_PER_TIMEOUT: Final = 2
 
 @dataclass(slots=True)
 class _Sight:
-    """Since when one operation has seen an epoch, and how often it has looked since a claim is due."""
+    """Since when one operation has seen an epoch, and its looks since a claim is due."""
 
     operation: Operation | None
     epoch: tuple[str, int]
@@ -207,13 +207,15 @@ class LostRanks(Check):
         final = self.decoded(FinalRecord, key, self.values[key])
         number = int(key.rpartition("/")[2])
         for rank in final.lost_ranks:
-            self._must_be_silent(now_s, self._of_rank(process, rank), process, number)
+            self._must_be_silent(now_s, self._of_rank(process, rank), process, number=number)
 
     def _of_rank(self, process: Process, rank: int) -> Process:
         ranks, incarnation = self.scenario.ranks, process.incarnation
         return self.world.processes[(incarnation - 1) * ranks + rank]
 
-    def _must_be_silent(self, now_s: float, lost: Process, process: Process, number: int) -> None:
+    def _must_be_silent(
+        self, now_s: float, lost: Process, process: Process, *, number: int
+    ) -> None:
         facts, timeout_s = self.facts, self.scenario.workload.joint_timeout_s
         operation = lost.operation
         if not lost.is_alive or operation is None or operation.number != number:

@@ -18,7 +18,7 @@ from lightning_resilience.drill.sweep import sweep
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from lightning_resilience.drill.scenario import Scenario
     from lightning_resilience.drill.sweep import Run
@@ -33,7 +33,7 @@ _CHUNK: Final = 10
 
 def sweep_on_cores(
     seeds: Sequence[int], scenario: Scenario | None = None, *, workers: int
-) -> Iterator[Run]:
+) -> Generator[Run, None, None]:
     """Run worlds in several processes, up to the first that fails.
 
     Args:

@@ -173,7 +173,8 @@ _PROBE = (
             _edit(
                 "core/breaker.py",
                 "        return _same(\n            record, f\"the prober's lease",
-                "        return _with_votes(\n            ctx, record, (), reason=f\"the prober's lease",
+                "        return _with_votes(\n"
+                "            ctx, record, (), reason=f\"the prober's lease",
             ),
             _edit(
                 "protocols/circuit_memory.py",
@@ -360,8 +361,8 @@ _TRIP = (
         edits=(
             _edit(
                 "protocols/circuit.py",
-                "        if lease.is_expired(sighting, lease_s=circuit.config.window_s, now_s=now_s):\n",
-                "        if False:\n",
+                "if lease.is_expired(sighting, lease_s=circuit.config.window_s, now_s=now_s):",
+                "if False:",
             ),
         ),
         found_by=("I2",),
@@ -373,8 +374,8 @@ _TRIP = (
         edits=(
             _edit(
                 "core/breaker.py",
-                '    return event.epoch != record.epoch or event.store_id not in {"", record.store_id}',
-                "    return False",
+                "    return event.epoch != record.epoch or event.store_id not in",
+                "    return False and event.store_id not in",
             ),
         ),
         found_by=("I2",),

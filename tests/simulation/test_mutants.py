@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The planted bugs are what they say, and a few of them are hunted here; ``make mutants`` hunts all.
+"""The planted bugs are what they say, and a few of them are found.
 
-A test runs three that are found at once. That every one is found takes minutes.
+Three that show at once are hunted here. That every one is found is what ``make mutants`` says.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_what_is_replaced_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", CHEAP)
-def test_a_mutant_is_found_and_the_package_is_not(name: str, tmp_path: Path) -> None:
+def test_a_mutant_is_found_and_the_package_is_not(name: str) -> None:
     """The worlds that find a bug find nothing without it."""
     (mutant,) = mutate.chosen([name])
 
