@@ -52,7 +52,7 @@ class Observer:
         """A process has ended an operation, with a result or an error."""
 
     def changed(self, now_s: float, process: Process, what: str) -> None:
-        """A process has started, crashed, paused, woken, been interrupted or ended."""
+        """A process has started, crashed, paused, woken, been interrupted, failed or ended."""
 
     def happened(self, now_s: float, what: str) -> None:
         """Something that the scenario says has happened to the world."""

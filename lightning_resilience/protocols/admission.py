@@ -171,12 +171,19 @@ def enter(
         view, slots = yield from _look_in_line(circuit, line)
         if not breaker.passes(view.record):
             return None
+        chosen = yield from _choose(circuit, view, slots)
         now_s: float = yield Now()
         line.queue = line_up.look_on(
-            line.queue, slots, ticket=line.ticket, limit=view.record.limit, now_s=now_s
+            line.queue,
+            slots,
+            ticket=line.ticket,
+            limit=view.record.limit,
+            is_free=chosen is not None,
+            now_s=now_s,
         )
-        if line_up.may_try(line.queue, has_waited=line.has_waited, now_s=now_s):
-            permit = yield from _claim(circuit, view, slots, line=line)
+        may_try = line_up.may_try(line.queue, has_waited=line.has_waited, now_s=now_s)
+        if chosen is not None and may_try:
+            permit = yield from _claim(circuit, view, chosen, line=line)
             if permit is not None:
                 # Not the circuit's view: another thread may have seen a later epoch since.
                 return view, permit
@@ -226,20 +233,23 @@ def _look_in_line(
     return view, slots
 
 
-def _claim(
-    circuit: Circuit, view: BreakerView, slots: tuple[cells.Slot, ...], *, line: _Line
-) -> Protocol[Permit | None]:
+def _choose(
+    circuit: Circuit, view: BreakerView, slots: tuple[cells.Slot, ...]
+) -> Protocol[cells.Slot | None]:
     draw: float = yield Draw()
-    now_s: float = yield Now()
-    slot = core.choose(
+    return core.choose(
         slots,
         limit=view.record.limit,
         silences=circuit.silences,
         lease_s=circuit.admission.slot_lease_s,
         draw=draw,
     )
-    if slot is None:
-        return None
+
+
+def _claim(
+    circuit: Circuit, view: BreakerView, slot: cells.Slot, *, line: _Line
+) -> Protocol[Permit | None]:
+    now_s: float = yield Now()
     holder: str = yield Nonce()
     record = cells.taken(slot, ticket=line.ticket, holder=holder)
     key = circuit.slot_keys[slot.index]
@@ -291,6 +301,8 @@ def _come_in_turn(circuit: Circuit, line: _Line) -> Protocol[None]:
         pace_s=circuit.pace_s,
         turn=circuit.turn,
         since_s=now_s,
+        reached=circuit.turn,
+        moved_at_s=now_s,
     )
     yield from _sleep(circuit, line, wait_s=line_up.first_look_s(line.queue, draw=draw))
 

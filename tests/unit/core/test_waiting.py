@@ -186,3 +186,38 @@ def test_a_dead_prober_is_replaced_within_one_and_a_half_leases(phase: float) ->
 def test_the_longest_chunk_is_half_the_stores_timeout() -> None:
     """A waiter re-reads at least every 150 s."""
     assert waiting.LONGEST_CHUNK_S == 150.0
+
+
+@pytest.mark.parametrize(
+    ("ticket", "turn", "slots", "far"),
+    [
+        (None, 0, 16, False),
+        (None, -100, 16, False),
+        (("s", 108), 100, 16, False),
+        (("s", 109), 100, 16, True),
+        (("s", 90), 100, 16, False),
+        (("s", 101), 100, 1, True),
+        (("s", 100), 100, 1, False),
+        (("s", 102), 100, 3, True),
+        (("s", 101), 100, 3, False),
+    ],
+)
+def test_who_holds_a_ticket_beyond_half_the_slots_stands_far_back(
+    ticket: tuple[str, int] | None,
+    turn: int,
+    slots: int,
+    far: bool,  # noqa: FBT001 - data
+) -> None:
+    """Those who were let in and failed stand before it; who holds none may be one of them."""
+    assert waiting.stands_far_back(ticket, turn=turn, slots=slots) is far
+
+
+@pytest.mark.parametrize(
+    ("place", "slots", "expected_s"),
+    [(1, 16, 40.0), (16, 16, 40.0), (17, 16, 80.0), (2, 1, 80.0), (1, 1, 40.0), (None, 16, 80.0)],
+)
+def test_who_stands_far_back_looks_half_as_often(
+    place: int | None, slots: int, expected_s: float
+) -> None:
+    """As many as there are slots keep to the chunk; the others, and who has no place, to two."""
+    assert waiting.longest_wait_s(place, slots=slots, chunk_s=40.0) == expected_s

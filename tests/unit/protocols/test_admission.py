@@ -15,7 +15,7 @@ import pytest
 
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven, StoreLost
-from lightning_resilience.core.records import SlotRecord, decode
+from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols import effects as fx
@@ -164,9 +164,17 @@ class Outage:
         return sum(at < self.heals_at_s for at in self.dependency.calls)
 
 
-def outage(callers: int, *, lasts_s: float, seed: int, heals_at_s: float = 100.0) -> Outage:
-    """Let callers on 8 hosts call at once into an outage that ends after a while."""
+def outage(
+    callers: int, *, lasts_s: float, seed: int, heals_at_s: float = 100.0, timed: bool = False
+) -> Outage:
+    """Let callers on 8 hosts call at once into an outage that ends after a while.
+
+    Where calls were ``timed`` the job has called before, and the slots tell how long that took.
+    """
     world = World(seed=seed)
+    for index in range(SLOTS * timed):
+        before = SlotRecord(took_s=lasts_s, last="ok", writer=f"w{index}")
+        world.values[KEYS.slot(DEPENDENCY, index)] = encode(before)
     dependency = Dependency(world, heals_at_s=heals_at_s, lasts_s=lasts_s)
     tasks = [
         world.spawn(
@@ -185,13 +193,24 @@ def ideal_s(callers: int, lasts_s: float) -> float:
     return lasts_s * math.ceil(math.log2(SLOTS)) + callers * lasts_s / SLOTS
 
 
-@pytest.mark.parametrize("lasts_s", [0.05, 1.0])
+@pytest.mark.parametrize(
+    ("timed", "lasts_s", "typical", "most"),
+    [(True, 0.05, 18, 42), (True, 1.0, 18, 42), (False, 0.05, 18, 42), (False, 1.0, 32, 50)],
+)
 @pytest.mark.parametrize("seed", range(6))
 def test_after_an_outage_everybody_is_served_in_time_through_the_slots(
-    lasts_s: float, seed: int
+    timed: bool,  # noqa: FBT001 - data
+    lasts_s: float,
+    typical: float,
+    most: int,
+    seed: int,
 ) -> None:
-    """64 callers: never more than 16 in flight, and done within 1.25 of what is possible."""
-    went = outage(64, lasts_s=lasts_s, seed=seed)
+    """64 callers: never more than 16 in flight, and done within 1.1 of what is possible.
+
+    A job that has called before knows how long to look away; one that is ill from its first call
+    on, where calls are long, guesses until one has succeeded.
+    """
+    went = outage(64, lasts_s=lasts_s, seed=seed, timed=timed)
 
     operations = [task.store_operations() for task in went.tasks]
     print(  # noqa: T201 - the figures
@@ -201,8 +220,9 @@ def test_after_an_outage_everybody_is_served_in_time_through_the_slots(
     )
     assert went.dependency.most_calls_at_once() == SLOTS
     assert went.dependency.most_probes_at_once() == 1
-    assert went.served_s <= 1.25 * (went.lag_s + ideal_s(64, lasts_s))
-    assert statistics.mean(operations) < 60
+    assert went.served_s <= 1.1 * (went.lag_s + ideal_s(64, lasts_s))
+    assert statistics.mean(operations) <= typical
+    assert max(operations) <= most
 
 
 @pytest.mark.parametrize(("lasts_s", "typical", "longest"), [(0.05, 1.25, 1.5), (1.0, 1.25, 1.25)])
@@ -220,14 +240,14 @@ def test_the_drain_alone_takes_a_quarter_more_than_the_ideal(
 
 @pytest.mark.parametrize("lasts_s", [0.05, 1.0])
 def test_the_requests_of_an_outage_do_not_grow_with_the_callers(lasts_s: float) -> None:
-    """64 and 256 callers trip after equally many requests: two for each slot, and one per host."""
+    """64 and 256 callers trip after equally many requests: two for each slot."""
     few, many = (
         [outage(callers, lasts_s=lasts_s, seed=seed).requests for seed in range(2)]
         for callers in (64, 256)
     )
 
-    assert max(few + many) <= 2 * SLOTS + 8
-    assert abs(max(many) - max(few)) <= 8
+    assert max(few + many) <= 2 * SLOTS + 4
+    assert abs(max(many) - max(few)) <= 4
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -439,13 +459,19 @@ def test_holders_that_die_on_all_slots_do_not_stop_the_others(seed: int) -> None
         for name, mine in enumerate(circuits[2:], 2)
     ]
 
+    of_the_dead: list[str] = []
     for holder in holders:
         world.at(7.0, partial(die, holder, world))
+    world.at(8.0, lambda: of_the_dead.extend(cell.holder for cell in cells(world)))
     world.run()
 
     assert dependency.calls[2] - 7.0 <= 1.5 * LEASE_S
     assert [task.error for task in tasks] == [None] * 4
-    assert [cell.holder for cell in cells(world)] == ["", ""]
+    # A slot is forgiven when it is needed, and the four may all have passed the other.
+    assert len(set(of_the_dead)) == 2
+    left = [cell.holder for cell in cells(world)]
+    assert "" in left
+    assert set(left) <= {"", *of_the_dead}
 
 
 @pytest.mark.parametrize("paused", [fx.Call, fx.CompareAndSet])
@@ -655,6 +681,16 @@ def interrupted(
     return world, mine, other, struck_at_s[0] if struck_at_s else None, error
 
 
+def served_after(world: World) -> float:
+    """How long a caller takes that comes when all others have ended, in seconds."""
+    (late,) = begun(world, 1, config=ONE_SLOT)
+    came_s = world.now_s
+    task = call(world, Dependency(world, lasts_s=0.2), late, name=2)
+    world.run()
+    assert task.error is None
+    return world.now_s - came_s
+
+
 @pytest.mark.parametrize("heals_at_s", [0.0, 3.0])
 def test_an_interruption_anywhere_passes_and_leaves_the_slot_to_others(heals_at_s: float) -> None:
     """Effect by effect: it is raised as it is, and the other caller is served after a lease."""
@@ -665,13 +701,18 @@ def test_an_interruption_anywhere_passes_and_leaves_the_slot_to_others(heals_at_
             break
         assert mine.error is error, mine.performed[index]
         assert other.error is None
+        held = bool(cells(world)[0].holder)
+        # It had its turn after the other: its slot is forgiven when somebody comes.
+        assert not held or struck > (other.ended_at_s or math.inf)
+        assert served_after(world) <= (1.5 * LEASE_S if held else 1.0)
         assert cells(world)[0].holder == ""
         ended_s = other.ended_at_s or math.inf
         # After an outage there is also the wait for the probe.
         lag_s = 2 * CONFIG.open_for_s if heals_at_s else 0.0
         assert ended_s <= max(struck, heals_at_s) + 1.5 * LEASE_S + lag_s
-        at_once += not other.emitted(SlotForgiven)
+        at_once += not (held or other.emitted(SlotForgiven))
         if isinstance(mine.performed[index], fx.Call):
+            assert not held
             assert not other.emitted(SlotForgiven)
         index += 1
 
@@ -742,3 +783,42 @@ def test_an_interrupted_call_frees_its_slot_at_once() -> None:
     assert world.now_s < 0.1
     assert cells(world) == [SlotRecord(writer=cells(world)[0].writer)]
     assert task.emitted(StoreLost) == []
+
+
+# --- a line whose owners are no more ---------------------------------------------------------
+
+
+def abandoned(
+    world: World, *, slots: int, waiting: int, held: bool, pace_s: float = 1.0, turn: int = 0
+) -> None:
+    """The line that a job leaves behind that was killed: holders, and tickets nobody holds."""
+    for index in range(slots):
+        holder = f"dead {index}" if held else ""
+        cell = SlotRecord(turn=turn, holder=holder, took_s=pace_s, last="ok", writer=f"w{index}")
+        world.values[KEYS.slot(DEPENDENCY, index)] = encode(cell)
+    world.values[KEYS.turn(DEPENDENCY)] = str(turn + waiting).encode()
+
+
+@pytest.mark.parametrize("waiting", [0, 3, 30, 200])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("state", ["closed", "recovering"])
+def test_a_job_that_was_killed_in_line_bars_no_slot_to_the_next(
+    waiting: int,
+    held: bool,  # noqa: FBT001 - data
+    state: str,
+) -> None:
+    """After a restart all tickets ahead are dead, and the slots may be held by the dead as well."""
+    world = World()
+    circuits = begun(world, 12, config=TWO_SLOTS)
+    put(world, state=state, limit=2 if state == "closed" else 1, epoch=5)
+    look_again(world, circuits)
+    abandoned(world, slots=2, waiting=waiting, held=held)
+    dependency = Dependency(world, lasts_s=1.0)
+
+    tasks = [call(world, dependency, mine, name=name) for name, mine in enumerate(circuits)]
+    world.run()
+
+    assert [task.error for task in tasks] == [None] * 12
+    # Twice what the line would take, a lease and a half for the dead, and the living's own calls.
+    line_s, dead_s = (2 * waiting / 2, 1.5 * LEASE_S) if held else (0.0, 0.0)
+    assert world.now_s <= line_s + dead_s + 12.0 / 2 + 25.0
