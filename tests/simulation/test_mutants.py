@@ -7,39 +7,19 @@ Three that show at once are hunted here. That every one is found is what ``make 
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from tests.simulation import mutants, mutate
 
 
-HERE = Path(__file__).resolve().parent
 CHEAP = (
     "collective calls pass while the circuit is closed",
     "no retry is charged",
     "a worker at work is taken for lost",
 )
 ENOUGH = 30
-
-
-def _loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = _loaded("mutants")
-mutate = _loaded("mutate")
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
