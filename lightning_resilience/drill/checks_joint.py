@@ -27,6 +27,10 @@ __all__ = ["OneVerdict"]
 
 _SIGNS: Final = frozenset({"arrived", "beat"})
 _WRITE_ONCE: Final = frozenset({"final", "gate"})
+# What is in an incarnation and has a number: all but the counters of places in line.
+_JOINT: Final = frozenset(
+    {"arrived", "beat", "left", "cleaned", "gate", "out", "count", "done", "final"}
+)
 _REMOVED: Final = frozenset({"final", "gate", "out", "done", "count"})
 # Operations whose keys may be there still: as many as are removed together, and those under way.
 _MOST_KEPT: Final = 40
@@ -71,6 +75,8 @@ class OneVerdict(Check):
         if not key.startswith(self._prefix):
             return
         parts = key[len(self._prefix) :].split("/")
+        if parts[1] not in _JOINT:
+            return
         incarnation, part, number = parts[0], parts[1], int(parts[2])
         if incarnation != str(process.incarnation):
             self.fail(f"{process.name} writes {key}, of another incarnation")
@@ -80,7 +86,7 @@ class OneVerdict(Check):
         elif part in _SIGNS:
             self._signs[incarnation, number] = now_s
         elif part in _WRITE_ONCE:
-            if before is not None:
+            if before is not None and not self._is_ballot(part, before):
                 self.fail(f"{process.name} changes {key}, which is written once")
             self._decided(process, (incarnation, number), part, raw=raw)
 
@@ -96,11 +102,16 @@ class OneVerdict(Check):
                 joint.refusals.append(gate.writer)
             return
         final = self.decoded(FinalRecord, part, raw)
+        if final.is_open:
+            return
         if not process.wrote(final.writer) and final.writer not in joint.refusals:
             self.fail(f"{process.name} signs a verdict as {final.writer!r}")
         joint.finals.append(final)
         for rank in final.lost_ranks:
             self._must_be_silent(process, operation[0], rank)
+
+    def _is_ballot(self, part: str, raw: bytes) -> bool:
+        return part == "final" and self.decoded(FinalRecord, part, raw).is_open
 
     def _must_be_silent(self, process: Process, incarnation: str, rank: int) -> None:
         operation = process.operation

@@ -617,10 +617,9 @@ _JOINT = (
         story="the latest report knows most",
         edits=(
             _edit(
-                "protocols/joint_verdict.py",
-                "    written = yield from create(key, encode(mine))\n    # Order",
-                "    yield Set(key, encode(mine))\n"
-                "    written = yield from create(key, encode(mine))\n    # Order",
+                "protocols/joint_fence.py",
+                "            return found\n",
+                "            yield Set(key, encode(mine))\n            return mine\n",
             ),
         ),
         found_by=("I8",),
@@ -655,9 +654,27 @@ _JOINT = (
         story="both have read the same reports",
         edits=(
             _edit(
-                "protocols/joint_verdict.py",
-                "    return mine if written.won else decode(FinalRecord, written.raw, key=key)\n",
-                "    return mine\n",
+                "protocols/joint_fence.py",
+                "            return found\n",
+                "            return mine\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="a verdict is made in a store that is new",
+        story="there is no verdict yet, so nobody has returned with one",
+        edits=(
+            _edit(
+                "protocols/joint_fence.py",
+                "    if arrival.is_in_new_store and not arrival.has_called_roll:\n",
+                "    if False:\n",
+            ),
+            _edit(
+                "protocols/joint_fence.py",
+                "        yield from arrive_again(member, joint, arrival)\n"
+                "        yield from _call_the_roll(member, joint, arrival)\n",
+                "        yield from arrive_again(member, joint, arrival)\n",
             ),
         ),
         found_by=("I8",),
@@ -668,8 +685,8 @@ _JOINT = (
         edits=(
             _edit(
                 "protocols/joint_verdict.py",
-                "yield from with_beat(part.run(started_at_s), beat, ends_with=final_key)",
-                "yield from part.run(started_at_s)",
+                "yield from with_beat(part.run(arrival.started_at_s), beat, ends=end)",
+                "yield from part.run(arrival.started_at_s)",
             ),
         ),
         found_by=("I8",),
