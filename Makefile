@@ -57,7 +57,7 @@ sim: setup ## 300 simulated worlds with every promise checked; SEED=n tells the 
 		$(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(DIGEST),--digest $(DIGEST)) $(ARGS)
 
 mutants: setup ## plant one bug after the other, and see that the simulated worlds find each
-	$(BIN)/python tests/simulation/mutate.py $(ARGS)
+	$(BIN)/python -m tests.simulation.mutate $(ARGS)
 
 demo: setup ## survive a storage outage under torchrun, without and with the callback
 	$(BIN)/python examples/01_survive_an_outage.py $(ARGS)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""What must follow: a due claim, a bell, a clean record after a restart, retries that differ.
+"""What must follow: a claim that is due, a bell, a clean record after a restart, spread retries.
 
 The other checks look at what is done; these at what is not. Nobody would be harmed at once by a
 bell that is not rung, by a vote that a killed job has left, or by retries that come in step, and so

@@ -173,7 +173,8 @@ _PROBE = (
             _edit(
                 "core/breaker.py",
                 "        return _same(\n            record, f\"the prober's lease",
-                "        return _with_votes(\n            ctx, record, (), reason=f\"the prober's lease",
+                "        return _with_votes(\n"
+                "            ctx, record, (), reason=f\"the prober's lease",
             ),
             _edit(
                 "protocols/circuit_memory.py",
@@ -360,8 +361,8 @@ _TRIP = (
         edits=(
             _edit(
                 "protocols/circuit.py",
-                "        if lease.is_expired(sighting, lease_s=circuit.config.window_s, now_s=now_s):\n",
-                "        if False:\n",
+                "if lease.is_expired(sighting, lease_s=circuit.config.window_s, now_s=now_s):",
+                "if False:",
             ),
         ),
         found_by=("I2",),
@@ -373,8 +374,8 @@ _TRIP = (
         edits=(
             _edit(
                 "core/breaker.py",
-                '    return event.epoch != record.epoch or event.store_id not in {"", record.store_id}',
-                "    return False",
+                "    return event.epoch != record.epoch or event.store_id not in",
+                "    return False and event.store_id not in",
             ),
         ),
         found_by=("I2",),
@@ -509,7 +510,7 @@ _SLOTS = (
         story="a constant pause is simplest",
         edits=(_edit("core/line.py", "_GROWTH: Final = 1.3\n", "_GROWTH: Final = 1.0\n"),),
         found_by=("I7",),
-        scenarios=("waiters_at_1024_ranks",),
+        scenarios=("waiters_before_slots_that_hang",),
     ),
 )
 
@@ -616,10 +617,9 @@ _JOINT = (
         story="the latest report knows most",
         edits=(
             _edit(
-                "protocols/joint_verdict.py",
-                "    written = yield from create(key, encode(mine))\n    # Order",
-                "    yield Set(key, encode(mine))\n"
-                "    written = yield from create(key, encode(mine))\n    # Order",
+                "protocols/joint_fence.py",
+                "            return found\n",
+                "            yield Set(key, encode(mine))\n            return mine\n",
             ),
         ),
         found_by=("I8",),
@@ -654,9 +654,27 @@ _JOINT = (
         story="both have read the same reports",
         edits=(
             _edit(
-                "protocols/joint_verdict.py",
-                "    return mine if written.won else decode(FinalRecord, written.raw, key=key)\n",
-                "    return mine\n",
+                "protocols/joint_fence.py",
+                "            return found\n",
+                "            return mine\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="a verdict is made in a store that is new",
+        story="there is no verdict yet, so nobody has returned with one",
+        edits=(
+            _edit(
+                "protocols/joint_fence.py",
+                "    if arrival.is_in_new_store and not arrival.has_called_roll:\n",
+                "    if False:\n",
+            ),
+            _edit(
+                "protocols/joint_fence.py",
+                "        yield from arrive_again(member, joint, arrival)\n"
+                "        yield from _call_the_roll(member, joint, arrival)\n",
+                "        yield from arrive_again(member, joint, arrival)\n",
             ),
         ),
         found_by=("I8",),
@@ -667,8 +685,8 @@ _JOINT = (
         edits=(
             _edit(
                 "protocols/joint_verdict.py",
-                "yield from with_beat(part.run(started_at_s), beat, ends_with=final_key)",
-                "yield from part.run(started_at_s)",
+                "yield from with_beat(part.run(arrival.started_at_s), beat, ends=end)",
+                "yield from part.run(arrival.started_at_s)",
             ),
         ),
         found_by=("I8",),

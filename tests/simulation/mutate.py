@@ -23,19 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-PACKAGE = ROOT / "lightning_resilience"
-SCENARIOS = HERE / "scenarios"
-sys.path.insert(0, str(HERE))
-
-from mutants import MUTANTS, Mutant  # noqa: E402 - beside this file, which is no package
+from tests.simulation.mutants import MUTANTS, Mutant
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+PACKAGE = ROOT / "lightning_resilience"
+SCENARIOS = HERE / "scenarios"
 # More worlds than `make sim` runs: what a night finds, a mutant may need.
 WORLDS = 3000
 SEEDS_PER_SCENARIO = 20
@@ -73,10 +71,12 @@ class Hunt:
 
     def row(self) -> str:
         """Return it as a line of the table."""
-        where = f"{Path(self.path).stem} {self.seed}" if self.path else f"{self.seed}"
+        where = f"seed {self.seed}"
+        if self.path:
+            where += f" of {Path(self.path).stem}"
         others = ", ".join(f"{check} ({times})" for check, times in self.others.items())
         found = self.check or "SURVIVED"
-        line = f"{self.mutant.name:<62} {found:<22} {where:>8} {self.ran:>6}"
+        line = f"{self.mutant.name:<60} {found:<18} {self.ran:>6}  {where}"
         return f"{line}  also: {others}" if others else line
 
 
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)  # noqa: T201 - a program's own words
         return 2
-    print(f"{'mutant':<62} {'found by':<22} {'seed':>8} {'worlds':>6}")  # noqa: T201 - as above
+    print(f"{'mutant':<60} {'found by':<18} {'worlds':>6}  where")  # noqa: T201 - as above
     survivors = []
     with ThreadPoolExecutor(options.workers) as pool:
         for found in pool.map(lambda mutant: hunt(mutant, worlds=options.worlds), mutants):

@@ -1,45 +1,25 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The planted bugs are what they say, and a few of them are hunted here; ``make mutants`` hunts all.
+"""The planted bugs are what they say, and a few of them are found.
 
-A test runs three that are found at once. That every one is found takes minutes.
+Three that show at once are hunted here. That every one is found is what ``make mutants`` says.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from tests.simulation import mutants, mutate
 
 
-HERE = Path(__file__).resolve().parent
 CHEAP = (
     "collective calls pass while the circuit is closed",
     "no retry is charged",
     "a worker at work is taken for lost",
 )
 ENOUGH = 30
-
-
-def _loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = _loaded("mutants")
-mutate = _loaded("mutate")
 
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
@@ -81,7 +61,7 @@ def test_what_is_replaced_twice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", CHEAP)
-def test_a_mutant_is_found_and_the_package_is_not(name: str, tmp_path: Path) -> None:
+def test_a_mutant_is_found_and_the_package_is_not(name: str) -> None:
     """The worlds that find a bug find nothing without it."""
     (mutant,) = mutate.chosen([name])
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Every promise is kept in the worlds that tell a story: known hard ones, and seeds that once failed.
+"""Every promise is kept in the worlds that tell a story: hard ones, and seeds that once failed.
 
 A scenario is a file in ``scenarios/``. Its first line names the seeds that it is run with, and the
 lines after it say what happens.
