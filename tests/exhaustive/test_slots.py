@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 
-from lightning_resilience.core import admission
+from lightning_resilience.core import admission, slots
 from lightning_resilience.core.admission import Slot
 from lightning_resilience.core.lease import Silence
 from lightning_resilience.core.outcome import OK
@@ -166,7 +166,7 @@ def chosen(waiter: Waiter, draw: float) -> Slot | None:
 
 def claim(state: State, who: int, slot: Slot, answer: str) -> State:
     """Claim a slot for the first time."""
-    record = admission.taken(slot, ticket=None, holder=nonce())
+    record = slots.taken(slot, ticket=None, holder=nonce())
     return send_claim(state, who, (slot.index, slot.raw, encode(record)), answer)
 
 
@@ -211,7 +211,7 @@ def leave(state: State, who: int, answer: str) -> State:
     waiter = state.waiters[who]
     permit = waiter.permit()
     free = waiter.free or encode(
-        admission.released(permit.record, OK, generation=0, lasted_s=1.0, writer=nonce())
+        slots.released(permit.record, OK, generation=0, lasted_s=1.0, writer=nonce())
     )
     giving = _give_back(permit, free)
     try:
