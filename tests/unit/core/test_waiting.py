@@ -221,3 +221,29 @@ def test_who_stands_far_back_looks_half_as_often(
 ) -> None:
     """As many as there are slots keep to the chunk; the others, and who has no place, to two."""
     assert waiting.longest_wait_s(place, slots=slots, chunk_s=40.0) == expected_s
+
+
+@pytest.mark.parametrize(
+    ("spoken_at_s", "wait_s", "speaks"),
+    [
+        (None, 0.0, True),
+        (1000.0, 27.9, False),
+        (1000.0, 28.0, True),
+        (990.0, 17.9, False),
+        (990.0, 18.0, True),
+    ],
+)
+def test_a_waiter_speaks_before_its_silence_is_too_long(
+    spoken_at_s: float | None,
+    wait_s: float,
+    speaks: bool,  # noqa: FBT001 - data
+) -> None:
+    """When it begins, and where the sleep that it begins would end too late to speak in time."""
+    now = waiting.is_time_to_speak(spoken_at_s, wait_s=wait_s, voice_s=28.0, now_s=1000.0)
+
+    assert now is speaks
+
+
+def test_a_rank_is_never_silent_for_half_a_minute() -> None:
+    """Two seconds are left for the look around that follows a sleep."""
+    assert waiting.VOICE_S == 28.0
