@@ -116,8 +116,8 @@ class OneHistory(Check):
     def _born(self, process: Process, new: BreakerRecord) -> None:
         name = self.values.get(self.facts.keys.store_id)
         known = None if name is None else self.decoded(StoreIdRecord, "", name).store_id
-        # Whoever asked for the name before the store was emptied creates the record after it, however
-        # long it could not reach the store meanwhile, and then corrects the name.
+        # Whoever asked for the name before the store was emptied creates the record after it,
+        # however long it could not reach the store meanwhile, and then corrects the name.
         is_late = self.facts.emptied_at_s >= 0
         if new.store_id != known and not (is_late and new.store_id in self._store_ids):
             self.fail(f"the record is of store {new.store_id!r}, and this one is {known!r}")
