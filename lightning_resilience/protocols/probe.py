@@ -170,20 +170,17 @@ def _wait(
             if not has_probed:
                 yield from _ring_for_others(circuit, view, generation=generation)
         else:
-            longest_s = waiting.longest_wait_s(
-                ticket, slots=len(circuit.slot_keys), chunk_s=patience.chunk_s
-            )
             wait_s = waiting.next_wait_s(
                 view,
                 circuit.config,
                 near=waiting.is_near(ticket, chunks=line.chunks),
-                longest_s=min(longest_s, line.deadline_at_s - now_s),
+                longest_s=min(patience.chunk_s, line.deadline_at_s - now_s),
                 now_s=now_s,
             )
             rang = yield from _sleep_on_bell(circuit, patience, view, line=line, wait_s=wait_s)
             if rang and not line.looks:
                 return view
-            line.chunks += wait_s >= longest_s
+            line.chunks += wait_s >= patience.chunk_s
             view = yield from _look_again(circuit, view, line=line, rang=rang)
         now_s = yield Now()
     return view

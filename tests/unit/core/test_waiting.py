@@ -213,17 +213,6 @@ def test_who_holds_a_ticket_beyond_half_the_slots_stands_far_back(
 
 
 @pytest.mark.parametrize(
-    ("place", "slots", "expected_s"),
-    [(1, 16, 40.0), (16, 16, 40.0), (17, 16, 80.0), (2, 1, 80.0), (1, 1, 40.0), (None, 16, 80.0)],
-)
-def test_who_stands_far_back_looks_half_as_often(
-    place: int | None, slots: int, expected_s: float
-) -> None:
-    """As many as there are slots keep to the chunk; the others, and who has no place, to two."""
-    assert waiting.longest_wait_s(place, slots=slots, chunk_s=40.0) == expected_s
-
-
-@pytest.mark.parametrize(
     ("spoken_at_s", "wait_s", "speaks"),
     [
         (None, 0.0, True),
