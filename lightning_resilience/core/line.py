@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core.slots import distance, has_free, pace_s, turn_of
+from lightning_resilience.core.slots import distance, pace_s, turn_of
 
 
 if TYPE_CHECKING:
@@ -90,10 +90,12 @@ class Queue:
         ahead: Tickets that are to be let in before its own.
         limit: How many are let in at once now, ≥ 1.
         slots: How many are let in at once when all is well, ≥ 1.
-        is_free: Whether a usable slot was free at the last look.
+        is_free: Whether a slot was to be had at the last look: free, or held by one that is silent.
         pace_s: How long a call takes, in seconds; None where no call has told.
         turn: How far the line had come when this waiter first looked, or when it last stood still.
         since_s: When that was, on the waiter's clock.
+        reached: How far it had come at the last look.
+        moved_at_s: When it was first seen there, on the waiter's clock.
         per_ticket_s: Time that one more ticket has taken since, in seconds; None before any.
         looks: Looks in vain so far.
     """
@@ -105,6 +107,8 @@ class Queue:
     pace_s: float | None
     turn: int
     since_s: float
+    reached: int
+    moved_at_s: float
     per_ticket_s: float | None = None
     looks: int = 0
 
@@ -115,6 +119,7 @@ def look_on(
     *,
     ticket: int | None,
     limit: int,
+    is_free: bool,
     now_s: float,
 ) -> Queue:
     """Note what another look has shown.
@@ -124,6 +129,7 @@ def look_on(
         slots: All slots as they were read.
         ticket: The waiter's ticket, or None.
         limit: How many are let in at once now.
+        is_free: Whether a slot is to be had.
         now_s: Now, on the waiter's clock.
     """
     turn = turn_of(slots)
@@ -131,10 +137,12 @@ def look_on(
         ahead=distance(ticket, turn),
         limit=max(1, limit),
         slots=len(slots),
-        is_free=has_free(slots, limit=limit),
+        is_free=is_free,
         pace_s=pace_s(slots),
         turn=turn,
         since_s=now_s,
+        reached=turn,
+        moved_at_s=now_s,
     )
     if queue is None:
         return seen
@@ -143,9 +151,17 @@ def look_on(
     if passed and (passed < 0 or limit < seen.slots):
         # Another store, or a ramp, which says nothing about what follows.
         return replace(seen, looks=looks)
-    per_ticket_s = (now_s - queue.since_s) / passed if passed >= seen.slots else None
+    moved_at_s = queue.moved_at_s if turn == queue.reached else now_s
+    if now_s - moved_at_s >= _still_s(seen):
+        # However well it moved before: those who are next may be no more.
+        return replace(seen, since_s=moved_at_s, moved_at_s=moved_at_s, looks=looks)
     return replace(
-        seen, turn=queue.turn, since_s=queue.since_s, per_ticket_s=per_ticket_s, looks=looks
+        seen,
+        turn=queue.turn,
+        since_s=queue.since_s,
+        moved_at_s=moved_at_s,
+        per_ticket_s=(now_s - queue.since_s) / passed if passed >= seen.slots else None,
+        looks=looks,
     )
 
 
@@ -243,8 +259,11 @@ def _stands_still(queue: Queue, *, now_s: float) -> bool:
     """Tell whether a slot is free and nobody comes for it, so that those ahead may be no more."""
     if not queue.is_free or queue.per_ticket_s is not None:
         return False
-    still_s = _STILL_AFTER_CALLS * _pace_s(queue)
-    return not queue.looks or now_s - queue.since_s >= still_s
+    return not queue.looks or now_s - queue.since_s >= _still_s(queue)
+
+
+def _still_s(queue: Queue) -> float:
+    return _STILL_AFTER_CALLS * _pace_s(queue)
 
 
 def _power(looks: int) -> float:

@@ -230,7 +230,7 @@ class OutcomeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict of a joint operation, the same for every rank; write-once.
+    """The verdict of a joint operation, the same for every rank; before it, an open ballot.
 
     Args:
         v: Version of the format.
@@ -244,7 +244,8 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
         workers: Ranks that had work.
         lost_ranks: Ranks that were silent for too long.
         attempts: Attempts of the rank named.
-        writer: Nonce of this write.
+        is_open: Whether this is the ballot, and there is no verdict yet.
+        writer: Nonce of this write; of a ballot, that of the first gate.
     """
 
     v: int = VERSION
@@ -257,6 +258,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[int, ...] = ()
     lost_ranks: tuple[int, ...] = ()
     attempts: _Count = 0
+    is_open: bool = False
     writer: str
 
 
@@ -370,8 +372,8 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         return f"lr/{self.run_id}/bell/{dependency}/{generation}"
 
     def waiting(self, dependency: str, generation: int) -> str:
-        """Counter that hands out places in line among the waiters of trip ``generation``."""
-        return f"lr/{self.run_id}/waiting/{dependency}/{generation}"
+        """Counter of places in line for trip ``generation``, anew for each start of the job."""
+        return f"lr/{self.run_id}/i{self.incarnation}/waiting/{dependency}/{generation}"
 
     def slot(self, dependency: str, index: int) -> str:
         """Key of one slot of a dependency's admission."""

@@ -28,7 +28,6 @@ __all__ = [
     "Slot",
     "all_have_failed",
     "distance",
-    "has_free",
     "pace_s",
     "released",
     "renewed",
@@ -128,11 +127,6 @@ def all_have_failed(slots: Sequence[Slot], *, own: int, generation: int, at_leas
         for slot in slots
     )
     return failed >= max(at_least, len(slots) - len(slots) // _SILENT)
-
-
-def has_free(slots: Sequence[Slot], *, limit: int) -> bool:
-    """Tell whether a usable slot is free."""
-    return any(slot.is_free for slot in slots[:limit])
 
 
 def turn_of(slots: Sequence[Slot]) -> int:

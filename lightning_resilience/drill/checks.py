@@ -9,9 +9,13 @@ I1      one probe at a time, at most one for each claim             ``OneProbe``
 I2      a breaker's history is one sequence of legal steps          ``OneHistory``
 I2      a circuit opens by votes for calls that have failed         ``HonestVotes``
 I2      no result changes a later epoch                             ``FencedResults``
+I2      a restarted job begins without old votes                    ``ClearedVotes``
 I3      the circuit closes once the dependency is well              ``Closes``
 I3      everybody comes to an end                                   ``Ends``
+I3      a probe that is due is claimed by a waiter that looks       ``DueClaims``
+I3      who waits is woken                                          ``RungBells``
 I4      retries stay within the budget, and are charged first       ``PaidRetries``
+I4      retries do not come in step                                 ``SpreadRetries``
 I5      a slot has one holder, and is a lease                       ``SlotCells``
 I5      who reaches storage was let in, and no more than may be     ``Admitted``
 I5      a dead holder's slot is had again                           ``DeadHolders``
@@ -19,6 +23,7 @@ I6      every save ends in exactly one way                          comes with t
 I7      a call costs one read, and none while the view is fresh     ``CheapCalls``
 I7      what a waiter asks the store is bounded                     ``BoundedCost``
 I8      no two ranks return different verdicts                      ``OneVerdict``
+I8      who is taken for lost has been silent                       ``LostRanks``
 I9      resume never finds a torn checkpoint                        comes with the save pipeline
 errors  what is raised is the answer to something that happened     ``KnownErrors``
 keys    nothing is left in the store for ever                       ``BoundedKeys``
@@ -36,6 +41,13 @@ from typing import TYPE_CHECKING
 from lightning_resilience.drill.checks_breaker import FencedResults, OneProbe
 from lightning_resilience.drill.checks_budget import PaidRetries
 from lightning_resilience.drill.checks_conduct import BoundedCost, BoundedKeys, KnownErrors
+from lightning_resilience.drill.checks_duties import (
+    ClearedVotes,
+    DueClaims,
+    LostRanks,
+    RungBells,
+    SpreadRetries,
+)
 from lightning_resilience.drill.checks_history import OneHistory
 from lightning_resilience.drill.checks_joint import OneVerdict
 from lightning_resilience.drill.checks_liveness import Closes, Ends, liveness_bound_s
@@ -76,6 +88,11 @@ def all_checks(world: World) -> list[Observer]:
         PaidRetries(facts),
         CheapCalls(facts),
         OneVerdict(facts),
+        DueClaims(facts),
+        RungBells(facts),
+        ClearedVotes(facts),
+        LostRanks(facts),
+        SpreadRetries(facts),
         Closes(facts),
         Ends(facts, is_joint=False),
         Ends(facts, is_joint=True),

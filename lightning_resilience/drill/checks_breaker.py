@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core.breaker_record import BreakerState
 from lightning_resilience.core.lease import CLOCK_RATE_FACTOR
 from lightning_resilience.drill.facts import EPSILON_S, Check
+from lightning_resilience.drill.scenario import Pause
 
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ class OneProbe(Check):
         self._alone_at_s: dict[Process, float] = {}
         self._alone = 0
         self._alone_since_s = 0.0
+        self._has_fine_pauses = any(
+            isinstance(fault, Pause) and fault.effects for fault in self.scenario.faults
+        )
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
         """Note a claim, and look whether it was due."""
@@ -126,7 +130,9 @@ class OneProbe(Check):
     def _sent(self, now_s: float, request: Request, claim: Claim) -> None:
         facts, config = self.facts, self.scenario.breaker
         process = request.process
-        stood_still = facts.stood_still(process, claim.at_s)
+        # Whoever stands still looks at its clock when it wakes, and between that look and the
+        # request only a pause that strikes between two effects can come.
+        stood_still = self._has_fine_pauses and facts.stood_still(process, claim.at_s)
         passed_s = (now_s - claim.at_s) * process.host.clock.rate
         left_s = config.probe_lease_s / CLOCK_RATE_FACTOR - config.probe_timeout_s
         if passed_s > left_s + EPSILON_S and not stood_still:
@@ -240,8 +246,12 @@ class FencedResults(Check):
         self._used[process] = request
 
     def _has_failed(self, process: Process, request: Request | None) -> bool:
-        if request is None or request.is_abandoned:
-            return request is not None or self._was_cut_off(process)
+        if request is None:
+            return self._was_cut_off(process)
+        if request.is_abandoned:
+            # Given up at its timeout, that is, and not because its process was interrupted.
+            lasted_s = (self.world.agenda.now_s - request.began_at_s) * process.host.clock.rate
+            return lasted_s >= self.scenario.breaker.probe_timeout_s - EPSILON_S
         return request.failed is not None and self.facts.counts(request.failed)
 
     def _has_succeeded(self, request: Request | None) -> bool:

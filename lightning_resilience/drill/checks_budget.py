@@ -151,6 +151,12 @@ class PaidRetries(Check):
     def _charged(self, now_s: float, process: Process, new: BudgetRecord) -> None:
         self._charged_at_s = now_s
         self._of(process).credits += 1
+        read = self.facts.of(process).read
+        if read is not None and read.state != "closed" and not self.scenario.store.late_requests:
+            self.fail(
+                f"{process.name} charges a retry, and has read with the budget that the circuit is "
+                f"{read.state} (epoch {read.epoch})"
+            )
         charges, budget = self._charges, self.scenario.budget
         while charges and charges[0] <= now_s - self._window_s:
             charges.popleft()

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core.breaker_record import passes
 from lightning_resilience.core.detour import GRACE_VIEWS
 from lightning_resilience.drill.facts import EPSILON_S, Check
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Admitted", "CheapCalls", "DeadHolders"]
 
 _NEVER_S: Final = float("-inf")
+# What a check believes must not be what it checks.
+_LETS_THROUGH: Final = frozenset({"closed", "recovering"})
 _LOOKS_PER_LEASE: Final = 4
 _LEASES: Final = 1.5
 
@@ -147,7 +148,7 @@ class DeadHolders(Check):
     def read(self, now_s: float, process: Process, key: str) -> None:
         """Add to what a waiter has watched."""
         operation = process.operation
-        if not self._has_died or key != self.facts.breaker_key or operation is None:
+        if not self._has_died or key not in self.facts.slot_of or operation is None:
             return
         if operation.kind != "collective" or operation.ended_at_s is not None:
             return
@@ -165,7 +166,11 @@ class DeadHolders(Check):
 
     def _look(self, process: Process, watch: _Watch) -> None:
         facts, record = self.facts, self.facts.record
-        if record is None or not passes(record) or facts.is_alone(process, watch.operation):
+        if (
+            record is None
+            or record.state not in _LETS_THROUGH
+            or facts.is_alone(process, watch.operation)
+        ):
             return
         if facts.had_trouble(process, watch.since_s) or facts.stood_still(process, watch.since_s):
             return
@@ -200,6 +205,7 @@ class CheapCalls(Check):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._views: dict[Process, float] = {}
+        self._read_at_s: dict[Process, float] = {}
         self._stirred_at_s = _NEVER_S
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
@@ -211,6 +217,11 @@ class CheapCalls(Check):
     def emptied(self, now_s: float) -> None:
         """Note that the record has gone."""
         self._stirred_at_s = now_s
+
+    def operation_began(self, now_s: float, operation: Operation) -> None:
+        """Note when its process has looked last: it may not know that the circuit has closed."""
+        del now_s
+        self._read_at_s[operation.process] = self.facts.of(operation.process).read_at_s
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at what a call has cost."""
@@ -247,6 +258,7 @@ class CheapCalls(Check):
             and record is not None
             and facts.is_closed
             and not record.votes
+            and (self._stirred_at_s < self._read_at_s[process] or self._read_at_s[process] < 0)
             and self._stirred_at_s < began_at_s
             and facts.of(process).in_row == 0
             and not facts.had_trouble(process, began_at_s)

@@ -197,6 +197,14 @@ class SlotCells(Check):
                 f"{process.name} takes slot {index} after {watched_s:.6f} s of silence; the lease "
                 f"is {self._lease_s:g} s"
             )
+        away_s, times = self.facts.store_away_s(cell.changed_at_s)
+        # Of each time in which nobody could beat, half a lease may be taken for silence.
+        heard_s = watched_s - away_s * process.host.clock.rate + times * self._lease_s / 2
+        if heard_s < self._lease_s - EPSILON_S:
+            self.fail(
+                f"{process.name} takes slot {index} after {watched_s:.6f} s, in which the store "
+                f"was away for {away_s:.6f} s; the lease is {self._lease_s:g} s"
+            )
         if holder is not None and self._shows_life(holder, cell.changed_at_s):
             self.fail(
                 f"{process.name} takes slot {index} from {holder.name}, whose call runs and "

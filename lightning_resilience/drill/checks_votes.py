@@ -21,7 +21,7 @@ from lightning_resilience.drill.facts import EPSILON_S, Check
 if TYPE_CHECKING:
     from lightning_resilience.core.records import BreakerRecord
     from lightning_resilience.drill.checks_history import OneHistory
-    from lightning_resilience.drill.facts import Facts
+    from lightning_resilience.drill.facts import Deeds, Facts
     from lightning_resilience.drill.process import Operation, Process
     from lightning_resilience.drill.storage_model import Request
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["HonestVotes", "needed_votes"]
 
 _MOST_VOTES: Final = 8
-# One slot in so many may be stuck, and says nothing of now.
-_SILENT: Final = 8
+# One in so many slots may be held by somebody stuck, and say nothing.
+_STUCK: Final = 8
 # The operation in which a vote becomes too old may have asked the breaker before that.
 _SPARED_OPERATIONS: Final = 2
 
@@ -234,8 +234,8 @@ class HonestVotes(Check):
         facts, config = self.facts, self.scenario.breaker
         deeds = facts.of(process)
         slots = config.max_concurrent
-        everybody = max(slots - slots // _SILENT, config.trip_failures)
-        has_failed = deeds.failures >= config.trip_failures
+        everybody = max(slots - slots // _STUCK, config.trip_failures)
+        has_failed = self._failures(deeds) >= config.trip_failures
         if not has_failed and not (deeds.failures and facts.failures_before >= everybody):
             self.fail(
                 f"{process.name} votes after {deeds.failures} failures in a row at storage; it "
@@ -251,6 +251,20 @@ class HonestVotes(Check):
                 f"{process.name} votes for a failure {age_s:.3f} s ago; window_s is "
                 f"{config.window_s:g}"
             )
+
+    def _failures(self, deeds: Deeds) -> int:
+        """Return how many failures in a row a process may count in this epoch."""
+        before, read = self.facts.before, deeds.read
+        if before is None or read is None or read.epoch != before.epoch:
+            # It was overtaken between its look and its vote.
+            return deeds.failures
+        if deeds.failed_at_s and self.facts.emptied_at_s >= deeds.failed_at_s[0]:
+            # A store that was lost may have the same epoch once more.
+            return deeds.failures
+        began_at_s = self.facts.before_began_at_s
+        recent = sum(at_s >= began_at_s for at_s in deeds.failed_at_s)
+        # One that ended before the epoch began may be reported after it.
+        return min(deeds.failures, recent + 1)
 
     def _begins(self, process: Process) -> bool:
         return process.rank == 0 and process.operation is None

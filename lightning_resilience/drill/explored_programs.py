@@ -104,7 +104,7 @@ def caller(
                 circuit, operation="save", voice_s=patience_s, deadline_at_s=now_s + patience_s
             )
             entered = yield from with_persistence(entering, persistence)
-            if entered is None:
+            if entered is None or entered[1] is None:
                 raise TimeoutError("no slot came free")
             yield from _call(entered[1])
 

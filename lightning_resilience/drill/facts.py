@@ -8,7 +8,8 @@ record is the one in the store, decoded when it was written; a result is what st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from lightning_resilience.core.breaker_record import BreakerState
@@ -34,6 +35,8 @@ EPSILON_S: Final = 1e-6
 
 _NEVER_S: Final = float("-inf")
 _RUN_ID: Final = "drill"
+# More than any policy counts in a row before it votes.
+_FAILURES_KEPT: Final = 32
 _SAYS_LOST: Final = frozenset({"StoreLost", "LocalModeEntered", "ViewTrusted", "HostIsolated"})
 
 
@@ -51,6 +54,7 @@ class Deeds:
         in_row: Its calls that have failed in a row, up to the latest that ended.
         missed_at_s: When it last said that the store had not answered it.
         counted: The latest of its calls that was given up and is counted among the failures.
+        failed_at_s: When the calls in that row have failed, the latest of them.
     """
 
     read_at_s: float = _NEVER_S
@@ -62,6 +66,7 @@ class Deeds:
     in_row: int = 0
     missed_at_s: float = _NEVER_S
     counted: Request | None = None
+    failed_at_s: deque[float] = field(default_factory=lambda: deque(maxlen=_FAILURES_KEPT))
 
     @property
     def has_abandoned(self) -> bool:
@@ -112,6 +117,7 @@ class Facts(Observer):
         self.failures = 0
         self.failures_before = 0
         self._gone_at_s = _NEVER_S
+        self._away: list[tuple[float, float]] = []
         self._deeds: dict[Process, Deeds] = {}
         self._counts: dict[type, bool] = {}
         store = world.scenario.store
@@ -218,15 +224,16 @@ class Facts(Observer):
 
     def ended(self, now_s: float, request: Request) -> None:
         """Note a result that somebody waited for."""
-        del now_s
         if request.kind != "call" or request.is_abandoned or not request.process.is_alive:
             return
         deeds = self.of(request.process)
         if request.failed is None:
             deeds.ok = deeds.result = request
             deeds.in_row = 0
+            deeds.failed_at_s.clear()
         elif self.counts(request.failed):
             deeds.failed = deeds.result = request
+            deeds.failed_at_s.append(now_s)
             deeds.in_row += 1
             self.failures += 1
 
@@ -241,13 +248,22 @@ class Facts(Observer):
     def _count_abandoned(self, deeds: Deeds) -> None:
         if deeds.has_abandoned and deeds.counted is not deeds.call:
             deeds.counted = deeds.call
+            deeds.failed_at_s.append(self.world.agenda.now_s)
             deeds.in_row += 1
             self.failures += 1
 
     def happened(self, now_s: float, what: str) -> None:
         """Note when the store's server goes and comes."""
-        if what.startswith("store_gone"):
-            self._gone_at_s = now_s
+        if not what.startswith("store_gone"):
+            return
+        if what.endswith("ends"):
+            self._away.append((self._gone_at_s, now_s))
+        self._gone_at_s = now_s
+
+    def store_away_s(self, since_s: float) -> tuple[float, int]:
+        """Return for how long the store's server was gone since an instant, and how often."""
+        spans = [(max(start_s, since_s), end_s) for start_s, end_s in self._away if end_s > since_s]
+        return sum(end_s - start_s for start_s, end_s in spans), len(spans)
 
 
 class Check(Observer):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.drill.call_model import LAST_WORDS_S, RunningCall
 from lightning_resilience.drill.store_model import Watch
-from lightning_resilience.errors import ResilienceError, StoreError
+from lightning_resilience.errors import DrillFailedError, ResilienceError, StoreError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.store_effects import STORE_OPERATIONS, store_performers
 
@@ -221,6 +221,9 @@ class Simulator:
             self._end(process, "ended")
         except (KeyboardInterrupt, SystemExit):
             self._end(process, "interrupted")
+        except DrillFailedError:
+            # Not of this process: a check has seen that a promise was not kept.
+            raise
         except ResilienceError as error:
             # As an exception that nobody catches ends a rank. Any other one is a bug, and is seen.
             process.error = error

@@ -25,6 +25,7 @@ from lightning_resilience.protocols.circuit_memory import Limits, Link, give_det
 from lightning_resilience.protocols.effects import Draw, Sleep
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, Member, Part, perform
+from lightning_resilience.protocols.joint_fence import enlist
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.probe import Patience
 
@@ -82,9 +83,9 @@ class Job:
         member = self._member(process)
         if "joint" in work.kinds or not scenario.may_go_alone:
             # As the callback does: nobody is let through before the record was read.
-            beginning = begin(circuit, new_incarnation=process.rank == 0)
+            beginning = _begin(circuit, member)
             try:
-                yield from with_persistence(beginning, _persistence(member))
+                member = yield from with_persistence(beginning, _persistence(member))
             except ResilienceError:
                 # The store was away for too long, and the job does not start.
                 return
@@ -226,6 +227,11 @@ class Job:
         if failure is not None:
             raise failure
         return result
+
+
+def _begin(circuit: Circuit, member: Member) -> Protocol[Member]:
+    yield from begin(circuit, new_incarnation=member.rank == 0)
+    return (yield from enlist(member))
 
 
 def _persistence(member: Member) -> Persistence:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from lightning_resilience.core import breaker, lease, window
 from lightning_resilience.core.breaker import (
     AttemptFailed,
@@ -111,7 +113,28 @@ def _create(circuit: Circuit) -> Protocol[bytes]:
         circuit.has_slots = False
         record = breaker.rebuilt(seen, store_id=store_id, writer=writer)
     written = yield from create(circuit.key, encode(record))
-    return written.raw
+    if not written.won:
+        return written.raw
+    return (yield from _rename(circuit, record, written.raw))
+
+
+def _rename(circuit: Circuit, record: BreakerRecord, raw: bytes) -> Protocol[bytes]:
+    """See to it that the record names the store that it is in.
+
+    The store may have been lost between its identity and the record. Epochs of two stores under one
+    identity could not be told apart, and whoever had seen a later one would never look again.
+    """
+    store_id = yield from _store_id(circuit)
+    if store_id == record.store_id:
+        return raw
+
+    def change(found: bytes, writer: str) -> bytes | None:
+        there = decode(BreakerRecord, found, key=circuit.key)
+        if there.store_id != record.store_id:
+            return None
+        return encode(msgspec.structs.replace(there, store_id=store_id, writer=writer))
+
+    return (yield from update(circuit.key, raw, change)).raw or raw
 
 
 def _knows_less(circuit: Circuit, view: BreakerView, raw: bytes) -> bool:

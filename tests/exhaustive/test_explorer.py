@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from lightning_resilience.core import admission as core_admission, breaker, waiting
+from lightning_resilience.core import (
+    admission as core_admission,
+    breaker,
+    slots as core_slots,
+    waiting,
+)
 from lightning_resilience.core.breaker import BreakerState, ProbeClaimed
 from lightning_resilience.core.records import encode
 from lightning_resilience.drill import explorer_checks as checks
@@ -312,7 +317,7 @@ def beat_whoever_is_in(patch: Patch) -> None:
     """A holder's beat is a plain write."""
 
     def wrong(self: Any, nonce: str) -> Any:
-        self._unanswered = core_admission.renewed(self.record, writer=nonce)
+        self._unanswered = core_slots.renewed(self.record, writer=nonce)
         return fx.Set(self.key, encode(self._unanswered))
 
     patch.setattr(admission.Permit, "request", wrong)

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +15,6 @@ from lightning_resilience.core import admission
 from lightning_resilience.core.admission import AdmissionConfig, Slot
 from lightning_resilience.core.breaker import BreakerConfig, initial
 from lightning_resilience.core.lease import Silence
-from lightning_resilience.core.outcome import FailureClass, Outcome
 from lightning_resilience.core.records import SlotRecord
 from lightning_resilience.errors import ConfigError
 
@@ -146,6 +143,30 @@ def test_a_slot_at_a_closed_circuit_is_only_a_queue(
     assert admission.waits_for_slot(breaker_in(state), collective=True, when_open=when_open)
 
 
+@pytest.mark.parametrize("collective", [True, False])
+@pytest.mark.parametrize("when_open", ["wait", "raise"])
+def test_who_has_seen_nothing_yet_waits_for_a_slot_by_what_it_is(
+    collective: bool,  # noqa: FBT001 - data
+    when_open: str,
+) -> None:
+    """A collective call waits whatever the first look will show; a single one by its policy."""
+    waits = admission.waits_for_slot(None, collective=collective, when_open=when_open)
+
+    assert waits is (collective or when_open == "wait")
+
+
+@pytest.mark.parametrize("state", ["closed", "open", "half_open", "recovering", "forced_open"])
+@pytest.mark.parametrize("collective", [True, False])
+def test_only_a_single_call_at_a_closed_circuit_passes_freely(
+    state: str,
+    collective: bool,  # noqa: FBT001 - data
+) -> None:
+    """All others take a slot, or wait."""
+    freely = admission.passes_freely(breaker_in(state), collective=collective)
+
+    assert freely is (state == "closed" and not collective)
+
+
 @pytest.mark.parametrize("state", ["closed", "recovering"])
 @pytest.mark.parametrize("collective", [True, False])
 @pytest.mark.parametrize("when_open", ["wait", "raise"])
@@ -216,15 +237,6 @@ def test_a_change_ends_the_silence() -> None:
 
 
 # --- which slot ------------------------------------------------------------------------------
-
-
-def test_an_unused_slot_is_free_and_has_let_in_nobody() -> None:
-    """A cell that was never written counts as free, with turn 0."""
-    unused, used = slot(), slot(turn=7)
-
-    assert (unused.is_free, unused.turn) == (True, 0)
-    assert (used.is_free, used.turn) == (True, 7)
-    assert not held().is_free
 
 
 def test_a_free_slot_below_the_limit_is_chosen() -> None:
@@ -302,269 +314,3 @@ def test_what_is_chosen_is_one_of_those_that_may_be(
 
     candidates = free or silent
     assert index in candidates if candidates else index is None
-
-
-# --- what is written -------------------------------------------------------------------------
-
-
-def test_a_claim_names_its_holder_and_keeps_what_the_slot_says() -> None:
-    """The nonce is both holder and writer; pace and last result of the slot stay."""
-    free = slot(turn=4, took_s=0.3, last="failed")
-
-    record = admission.taken(free, ticket=9, holder="n1")
-
-    assert record == SlotRecord(turn=9, holder="n1", took_s=0.3, last="failed", writer="n1")
-
-
-@pytest.mark.parametrize(("ticket", "turn"), [(None, 4), (3, 4), (4, 4), (5, 5)])
-def test_the_turn_of_a_slot_never_falls(ticket: int | None, turn: int) -> None:
-    """It is the highest ticket that was let in; one that was lost leaves it as it is."""
-    assert admission.taken(slot(turn=4), ticket=ticket, holder="n").turn == turn
-
-
-def test_a_slot_nobody_has_used_can_be_taken() -> None:
-    """The first claim makes the record."""
-    assert admission.taken(slot(), ticket=None, holder="n") == SlotRecord(holder="n", writer="n")
-
-
-def test_a_beat_changes_nothing_but_its_write() -> None:
-    """The bytes differ, and everything else is the same: that is all that a beat says."""
-    before = SlotRecord(turn=3, holder="n1", took_s=0.2, last="ok", writer="n1")
-
-    after = admission.renewed(before, writer="n2")
-
-    assert after == msgspec.structs.replace(before, writer="n2")
-
-
-@pytest.mark.parametrize(
-    ("failure", "took_s", "last"),
-    [
-        (None, 2.5, "ok"),
-        (FailureClass.TRANSIENT, 0.2, "failed"),
-        (FailureClass.THROTTLE, 0.2, "failed"),
-        (FailureClass.UNKNOWN, 0.2, "failed"),
-        (FailureClass.PERMANENT, 0.2, "ok"),
-        (FailureClass.AUTH, 0.2, "ok"),
-        (FailureClass.CAPACITY, 0.2, "ok"),
-        (FailureClass.STALE, 0.2, "ok"),
-        (FailureClass.CANCELLED, 0.2, "before"),
-    ],
-)
-@pytest.mark.parametrize("before", ["", "ok", "failed"])
-def test_a_freed_slot_says_how_its_call_ended(
-    failure: FailureClass | None, took_s: float, last: str, before: str
-) -> None:
-    """Only a success tells the pace; only what counts for the breaker is a failure there."""
-    was = SlotRecord(turn=3, holder="n1", took_s=0.2, last=before, writer="n1")
-
-    free = admission.released(
-        was, Outcome(failure=failure), generation=7, lasted_s=2.5, writer="n2"
-    )
-
-    last = before if last == "before" else last
-    generation = was.generation if failure is FailureClass.CANCELLED else 7
-    assert free == SlotRecord(
-        turn=3, holder="", took_s=took_s, last=last, generation=generation, writer="n2"
-    )
-
-
-# --- an outage that shows --------------------------------------------------------------------
-
-
-def test_all_have_failed_only_where_every_other_slot_says_so() -> None:
-    """One success, one slot never used, or one of unknown end is enough not to vote at once."""
-    failed = [slot(index, last="failed") for index in range(4)]
-
-    assert admission.all_have_failed(failed, own=0, generation=0, at_least=3)
-    for other in (slot(2, last="ok"), slot(2), slot(2, last="", turn=1)):
-        assert not admission.all_have_failed(
-            [*failed[:2], other, failed[3]], own=0, generation=0, at_least=3
-        )
-
-
-def test_the_own_slot_is_the_callers_failure_whatever_it_says() -> None:
-    """The caller still holds it: what it says is how the call before ended."""
-    slots = [slot(0, last="ok", holder="me"), *(slot(index, last="failed") for index in (1, 2))]
-
-    assert admission.all_have_failed(slots, own=0, generation=0, at_least=3)
-    assert not admission.all_have_failed(slots, own=1, generation=0, at_least=3)
-
-
-def test_failures_before_the_latest_trip_say_nothing() -> None:
-    """The circuit has opened on them once; in a slot that nobody has used since they stay."""
-    slots = [slot(index, last="failed", generation=2) for index in range(4)]
-
-    assert admission.all_have_failed(slots, own=0, generation=2, at_least=3)
-    assert not admission.all_have_failed(slots, own=0, generation=3, at_least=3)
-
-
-@pytest.mark.parametrize(("count", "enough"), [(1, False), (2, False), (3, True), (4, True)])
-def test_fewer_slots_than_a_trip_takes_are_never_enough(count: int, enough: bool) -> None:  # noqa: FBT001 - data
-    """With one slot its one failure must not stand for an outage; the own one counts as one."""
-    slots = [slot(index, last="failed") for index in range(count)]
-
-    assert admission.all_have_failed(slots, own=0, generation=0, at_least=3) is enough
-
-
-# --- when to come ----------------------------------------------------------------------------
-
-
-def test_the_distance_is_what_is_to_be_let_in_before() -> None:
-    """Right after the highest that was let in it is one's turn; a lost ticket is always next."""
-    slots = [slot(0, turn=5), held(1, turn=8), slot(2)]
-
-    assert [admission.distance(ticket, slots) for ticket in (9, 10, 14, 8, 1)] == [0, 1, 5, 0, 0]
-    assert admission.distance(None, slots) == 0
-    assert admission.distance(3, []) == 2
-
-
-@given(
-    tickets=st.integers(1, 40),
-    gone=st.sets(st.integers(1, 40)),
-    slots=st.integers(1, 4),
-    order=st.randoms(use_true_random=False),
-)
-def test_tickets_that_were_given_up_cost_nothing(
-    tickets: int, gone: set[int], slots: int, order: Any
-) -> None:
-    """However many tickets are abandoned, the last living waiter comes to distance 0.
-
-    The living come by their ticket, a little out of order, each to any slot; afterwards nobody with
-    a lower ticket is counted as standing before anybody.
-    """
-    cells = [slot(index) for index in range(slots)]
-    living = [ticket for ticket in range(1, tickets + 1) if ticket not in gone]
-    living.sort(key=lambda ticket: ticket + order.uniform(0, 3))
-    entered: list[int] = []
-
-    for ticket in living:
-        ahead = admission.distance(ticket, cells)
-        assert ahead == max(0, ticket - 1 - max(entered, default=0))
-        at = order.randrange(slots)
-        record = admission.taken(cells[at], ticket=ticket, holder="n")
-        cells[at] = replace(cells[at], record=record)
-        entered.append(ticket)
-
-    if entered:
-        assert admission.distance(max(entered) + 1, cells) == 0
-
-
-@given(
-    took=st.lists(st.none() | st.just(0.0) | st.floats(1e-3, 1e3), max_size=9),
-)
-def test_the_pace_is_the_median_of_what_the_slots_say(took: list[float | None]) -> None:
-    """Slots that have not been used, or have seen no success, say nothing."""
-    slots = [
-        slot(index) if took_s is None else slot(index, took_s=took_s)
-        for index, took_s in enumerate(took)
-    ]
-    told = [took_s for took_s in took if took_s]
-
-    assert admission.pace_s(slots) == (statistics.median(told) if told else None)
-
-
-def test_the_first_pace_that_is_known_ends_the_guessing() -> None:
-    """Looks count up, and anew from none at all once calls are timed, or are no longer."""
-    assert admission.count_look(4, before_s=None, now_s=None) == 5
-    assert admission.count_look(4, before_s=0.1, now_s=9.0) == 5
-    assert admission.count_look(4, before_s=None, now_s=0.1) == 0
-    assert admission.count_look(4, before_s=0.1, now_s=None) == 0
-
-
-def test_who_has_just_come_leaves_a_slot_to_those_whose_turn_it_is() -> None:
-    """Only the first ``limit`` in line try at once; who has waited takes whatever is free."""
-    assert admission.may_try(0, limit=1, has_waited=False)
-    assert admission.may_try(15, limit=16, has_waited=False)
-    assert not admission.may_try(1, limit=1, has_waited=False)
-    assert not admission.may_try(0, limit=0, has_waited=False)
-    assert admission.may_try(10**9, limit=1, has_waited=True)
-
-
-def wait_s(**options: Any) -> float:
-    """How long the next look is away."""
-    return admission.next_look_s(
-        **{
-            "ahead": 0,
-            "looks": 0,
-            "slots": 16,
-            "is_free": False,
-            "pace_s": 1.0,
-            "lease_s": LEASE_S,
-            "draw": 0.0,
-            **options,
-        }
-    )
-
-
-@given(looks=st.integers(0, 10**30), slots=st.integers(1, 1024), pace=paces, draw=draws)
-def test_whoever_is_next_looks_at_least_four_times_per_lease(
-    looks: int, slots: int, pace: float | None, draw: float
-) -> None:
-    """No pace and no number of looks keeps the next in line away for more than a quarter lease."""
-    found = wait_s(looks=looks, slots=slots, pace_s=pace, draw=draw)
-
-    assert 0 < found <= LEASE_S / 4
-
-
-@given(
-    ahead=st.integers(0, 2**53),
-    looks=st.integers(0, 10**30),
-    slots=st.integers(1, 1024),
-    pace=paces,
-    draw=draws,
-)
-def test_a_wait_is_finite_and_no_earlier_than_the_queue_allows(
-    ahead: int, looks: int, slots: int, pace: float | None, draw: float
-) -> None:
-    """It is the queue's time, a twentieth early at most, or the growing share if that is longer."""
-    found = wait_s(ahead=ahead, looks=looks, slots=slots, pace_s=pace, draw=draw)
-
-    queue_s = ahead * (0.05 if pace is None else pace) / slots
-    assert math.isfinite(found)
-    assert 0.95 * queue_s * (1 - 1e-12) <= found <= max(queue_s, LEASE_S / 4)
-
-
-@pytest.mark.parametrize(
-    ("looks", "growth"), [(0, 1.0), (1, 1.3), (2, 1.69), (5, 3.71293), (6, 4.0), (12, 4.0)]
-)
-@pytest.mark.parametrize("draw", [0.0, 0.5, 0.999])
-def test_waits_by_a_known_pace_grow_to_four_times(looks: int, growth: float, draw: float) -> None:
-    """Half a call, jittered by half either way, times 1.3 for each look in vain, at most 4."""
-    expected_s = 2.0 / 2 * (0.5 + draw) * growth
-
-    assert wait_s(looks=looks, pace_s=2.0, draw=draw) == pytest.approx(expected_s)
-
-
-@pytest.mark.parametrize(("looks", "share_s"), [(13, 0.0052), (22, 0.05514), (10**6, LEASE_S / 4)])
-def test_after_a_dozen_looks_in_vain_waits_grow_on(looks: int, share_s: float) -> None:
-    """What keeps a waiter from its turn for so long is not the calls whose pace is known."""
-    assert wait_s(looks=looks, pace_s=0.002, draw=0.5) == pytest.approx(share_s, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("looks", "growth"), [(0, 1.0), (10, 1.3**10), (18, 100.0), (10**6, 100.0)]
-)
-def test_waits_by_a_guess_grow_to_a_hundred_times(looks: int, growth: float) -> None:
-    """Where no call has been timed yet, the guess of 50 ms may be far off."""
-    assert wait_s(looks=looks, pace_s=None, draw=0.5) == pytest.approx(0.025 * growth)
-
-
-def test_equal_waits_are_drawn_apart() -> None:
-    """Two waiters with the same place and pace come at different times."""
-    for options in ({"ahead": 0}, {"ahead": 40}):
-        assert wait_s(**options, draw=0.1) < wait_s(**options, draw=0.9)
-
-
-def test_a_free_slot_is_looked_at_again_soon_however_long_the_line() -> None:
-    """Those before may be no more: a thousand dead tickets cost a few looks, not hours."""
-    waits = [wait_s(ahead=1000, is_free=free, pace_s=10.0, draw=0.5) for free in (True, False)]
-
-    assert waits[0] < LEASE_S / 4 * 11
-    assert waits[1] > 600
-
-
-def test_the_longer_the_line_the_later_the_look_at_a_free_slot() -> None:
-    """Where the line is real, those far behind leave the slot to those before them."""
-    waits = [wait_s(ahead=ahead, is_free=True) for ahead in (0, 10, 100, 1000)]
-
-    assert waits == sorted(set(waits))

@@ -380,7 +380,7 @@ def test_keys_are_as_documented() -> None:
     assert KEYS.store_id == "lr/run-1/store_id"
     assert KEYS.breaker("s3://b:write") == "lr/run-1/breaker/s3://b:write"
     assert KEYS.bell("s3://b:write", 4) == "lr/run-1/bell/s3://b:write/4"
-    assert KEYS.waiting("s3://b:write", 4) == "lr/run-1/waiting/s3://b:write/4"
+    assert KEYS.waiting("s3://b:write", 4) == "lr/run-1/i3-abc/waiting/s3://b:write/4"
     assert KEYS.joint("arrived", 2) == "lr/run-1/i3-abc/arrived/2"
     assert KEYS.joint("gate", 7, 0) == "lr/run-1/i3-abc/gate/7/0"
     assert KEYS.joint("final", 7) == "lr/run-1/i3-abc/final/7"

@@ -15,10 +15,11 @@ import pytest
 
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven, StoreLost
-from lightning_resilience.core.records import SlotRecord, decode
+from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols import effects as fx
+from lightning_resilience.protocols.admission import enter
 from lightning_resilience.protocols.circuit import begin, refresh
 from tests.scenes import (
     CONFIG,
@@ -164,9 +165,17 @@ class Outage:
         return sum(at < self.heals_at_s for at in self.dependency.calls)
 
 
-def outage(callers: int, *, lasts_s: float, seed: int, heals_at_s: float = 100.0) -> Outage:
-    """Let callers on 8 hosts call at once into an outage that ends after a while."""
+def outage(
+    callers: int, *, lasts_s: float, seed: int, heals_at_s: float = 100.0, timed: bool = False
+) -> Outage:
+    """Let callers on 8 hosts call at once into an outage that ends after a while.
+
+    Where calls were ``timed`` the job has called before, and the slots tell how long that took.
+    """
     world = World(seed=seed)
+    for index in range(SLOTS * timed):
+        before = SlotRecord(took_s=lasts_s, last="ok", writer=f"w{index}")
+        world.values[KEYS.slot(DEPENDENCY, index)] = encode(before)
     dependency = Dependency(world, heals_at_s=heals_at_s, lasts_s=lasts_s)
     tasks = [
         world.spawn(
@@ -185,13 +194,24 @@ def ideal_s(callers: int, lasts_s: float) -> float:
     return lasts_s * math.ceil(math.log2(SLOTS)) + callers * lasts_s / SLOTS
 
 
-@pytest.mark.parametrize("lasts_s", [0.05, 1.0])
+@pytest.mark.parametrize(
+    ("timed", "lasts_s", "typical", "most"),
+    [(True, 0.05, 18, 42), (True, 1.0, 18, 42), (False, 0.05, 18, 42), (False, 1.0, 32, 50)],
+)
 @pytest.mark.parametrize("seed", range(6))
 def test_after_an_outage_everybody_is_served_in_time_through_the_slots(
-    lasts_s: float, seed: int
+    timed: bool,  # noqa: FBT001 - data
+    lasts_s: float,
+    typical: float,
+    most: int,
+    seed: int,
 ) -> None:
-    """64 callers: never more than 16 in flight, and done within 1.25 of what is possible."""
-    went = outage(64, lasts_s=lasts_s, seed=seed)
+    """64 callers: never more than 16 in flight, and done within 1.1 of what is possible.
+
+    A job that has called before knows how long to look away; one that is ill from its first call
+    on, where calls are long, guesses until one has succeeded.
+    """
+    went = outage(64, lasts_s=lasts_s, seed=seed, timed=timed)
 
     operations = [task.store_operations() for task in went.tasks]
     print(  # noqa: T201 - the figures
@@ -201,8 +221,9 @@ def test_after_an_outage_everybody_is_served_in_time_through_the_slots(
     )
     assert went.dependency.most_calls_at_once() == SLOTS
     assert went.dependency.most_probes_at_once() == 1
-    assert went.served_s <= 1.25 * (went.lag_s + ideal_s(64, lasts_s))
-    assert statistics.mean(operations) < 60
+    assert went.served_s <= 1.1 * (went.lag_s + ideal_s(64, lasts_s))
+    assert statistics.mean(operations) <= typical
+    assert max(operations) <= most
 
 
 @pytest.mark.parametrize(("lasts_s", "typical", "longest"), [(0.05, 1.25, 1.5), (1.0, 1.25, 1.25)])
@@ -220,14 +241,14 @@ def test_the_drain_alone_takes_a_quarter_more_than_the_ideal(
 
 @pytest.mark.parametrize("lasts_s", [0.05, 1.0])
 def test_the_requests_of_an_outage_do_not_grow_with_the_callers(lasts_s: float) -> None:
-    """64 and 256 callers trip after equally many requests: two for each slot, and one per host."""
+    """64 and 256 callers trip after equally many requests: two for each slot."""
     few, many = (
         [outage(callers, lasts_s=lasts_s, seed=seed).requests for seed in range(2)]
         for callers in (64, 256)
     )
 
-    assert max(few + many) <= 2 * SLOTS + 8
-    assert abs(max(many) - max(few)) <= 8
+    assert max(few + many) <= 2 * SLOTS + 4
+    assert abs(max(many) - max(few)) <= 4
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -379,6 +400,136 @@ def test_whoever_waits_for_a_slot_says_so(pace_s: float) -> None:
         assert len(spoken) <= 3 + (world.now_s - came_s) / 14.0
 
 
+# --- when to come ----------------------------------------------------------------------------
+
+
+def operations(task: Task) -> list[Effect]:
+    """What a task asked of the store."""
+    return [effect for effect in task.performed if isinstance(effect, STORE_EFFECTS)]
+
+
+def hold(mine: Circuit, ticket: int, *, store_id: str) -> None:
+    """Let a process hold a ticket with which it was not let in."""
+    mine.ticket = (store_id, ticket)
+
+
+def woken(
+    world: World, mine: Circuit, *, at_s: float = 12.0, name: int = 0, **options: Any
+) -> tuple[Task, Dependency]:
+    """A collective call that found the circuit open, and whose bell rings a while later."""
+    put(world, state="open", generation=1, limit=0, epoch=7, open_s=1000.0)
+    look_again(world, [mine])
+    dependency = Dependency(world)
+    task = call(world, dependency, mine, name=name, **options)
+
+    def heal() -> None:
+        put(world, state="recovering", generation=1, limit=1, epoch=8)
+        world._write(KEYS.bell(DEPENDENCY, 1), b"1")
+
+    world.at(at_s, heal)
+    return task, dependency
+
+
+@pytest.mark.parametrize("pace_s", [None, 4.0])
+def test_who_is_woken_comes_by_its_ticket_without_a_look(pace_s: float | None) -> None:
+    """After the bell it sleeps until its turn, and the first that it asks is what the slots say."""
+    world = World()
+    (mine,) = begun(world, 1)
+    mine.pace_s, mine.turn = pace_s, 0
+    hold(mine, 15, store_id=record(world).store_id)
+    task, dependency = woken(world, mine)
+
+    world.run()
+
+    bells = [at for at, effect in enumerate(task.performed) if isinstance(effect, fx.WaitFor)]
+    after = task.performed[bells[-1] + 1 :]
+    looked = next(at for at, effect in enumerate(after) if isinstance(effect, STORE_EFFECTS))
+    assert isinstance(after[looked], fx.MultiGet)
+    slept_s = sum(each.duration_s for each in after[:looked] if isinstance(each, fx.Sleep))
+    # Fourteen are let in before: one, two, four, and seven of the next eight.
+    assert slept_s == pytest.approx((pace_s or 0.05) * (3 + 7 / 8 - 0.3), rel=0.05)
+    assert dependency.calls[0] >= 12.0 + slept_s
+
+
+def test_a_ticket_that_was_not_let_in_is_kept() -> None:
+    """Whoever comes again, because the circuit has opened meanwhile, does not go to the end."""
+    world = World()
+    (mine,) = begun(world, 1)
+    hold(mine, 9, store_id=record(world).store_id)
+    world.values[KEYS.turn(DEPENDENCY)] = b"500"
+    task, dependency = woken(world, mine)
+
+    world.run()
+
+    assert dependency.calls == [pytest.approx(12.0, abs=0.5)]
+    assert world.values[KEYS.turn(DEPENDENCY)] == b"500"
+    assert max(cell.turn for cell in cells(world)) == 9
+    assert mine.ticket is None
+    assert task.error is None
+
+
+def test_a_ticket_of_another_store_is_not_used() -> None:
+    """It says nothing about this one's line: a new one is drawn."""
+    world = World()
+    (mine,) = begun(world, 1)
+    hold(mine, 900, store_id="a store that was lost")
+    world.values[KEYS.turn(DEPENDENCY)] = b"2"
+    _, dependency = woken(world, mine)
+
+    world.run()
+
+    assert dependency.calls == [pytest.approx(12.0, abs=0.5)]
+    assert world.values[KEYS.turn(DEPENDENCY)] == b"3"
+    assert max(cell.turn for cell in cells(world)) == 3
+
+
+def test_who_was_let_in_and_failed_comes_before_all_who_still_hold_a_ticket() -> None:
+    """It has a place among those who wait for the trip, and draws no second ticket."""
+    world = World()
+    (mine,) = begun(world, 1)
+    mine.place = (1, 2)
+    world.values[KEYS.turn(DEPENDENCY)] = b"300"
+    task, dependency = woken(world, mine, at_s=12.0)
+
+    world.run()
+
+    assert world.values[KEYS.turn(DEPENDENCY)] == b"300"
+    assert dependency.calls[0] == pytest.approx(12.0, abs=0.5)
+    assert task.error is None
+
+
+def test_who_stands_far_back_draws_no_place_among_the_waiters() -> None:
+    """Its ticket says that it cannot be one of the nearest: it costs the store no counter."""
+    for ahead, draws in ((SLOTS // 2, True), (SLOTS // 2 + 1, False)):
+        world = World()
+        (mine,) = begun(world, 1)
+        hold(mine, ahead, store_id=record(world).store_id)
+        task, _ = woken(world, mine)
+
+        world.run()
+
+        key = KEYS.waiting(DEPENDENCY, 1)
+        drawn = [effect for effect in operations(task) if isinstance(effect, fx.Add)]
+        assert [effect.key for effect in drawn] == ([key] if draws else [])
+
+
+@pytest.mark.parametrize("state", ["closed", "recovering"])
+def test_a_collective_call_reads_the_record_with_the_slots(state: str) -> None:
+    """One look of all, and a claim: no read of its own for what the slots' look tells anyway."""
+    world = World()
+    (mine,) = begun(world, 1)
+    put(world, state=state, limit=SLOTS if state == "closed" else 1, epoch=5)
+    mine.view = None
+
+    task = world.spawn(
+        enter(mine, operation="save", voice_s=28.0, deadline_at_s=world.now_s + 60.0)
+    )
+    world.run()
+
+    assert [type(effect) for effect in operations(task)] == [fx.MultiGet, fx.CompareAndSet]
+    assert task.result[0].record.state == state
+
+
 # --- holders that die, stop, or take long ----------------------------------------------------
 
 
@@ -439,13 +590,19 @@ def test_holders_that_die_on_all_slots_do_not_stop_the_others(seed: int) -> None
         for name, mine in enumerate(circuits[2:], 2)
     ]
 
+    of_the_dead: list[str] = []
     for holder in holders:
         world.at(7.0, partial(die, holder, world))
+    world.at(8.0, lambda: of_the_dead.extend(cell.holder for cell in cells(world)))
     world.run()
 
     assert dependency.calls[2] - 7.0 <= 1.5 * LEASE_S
     assert [task.error for task in tasks] == [None] * 4
-    assert [cell.holder for cell in cells(world)] == ["", ""]
+    # A slot is forgiven when it is needed, and the four may all have passed the other.
+    assert len(set(of_the_dead)) == 2
+    left = [cell.holder for cell in cells(world)]
+    assert "" in left
+    assert set(left) <= {"", *of_the_dead}
 
 
 @pytest.mark.parametrize("paused", [fx.Call, fx.CompareAndSet])
@@ -655,6 +812,16 @@ def interrupted(
     return world, mine, other, struck_at_s[0] if struck_at_s else None, error
 
 
+def served_after(world: World) -> float:
+    """How long a caller takes that comes when all others have ended, in seconds."""
+    (late,) = begun(world, 1, config=ONE_SLOT)
+    came_s = world.now_s
+    task = call(world, Dependency(world, lasts_s=0.2), late, name=2)
+    world.run()
+    assert task.error is None
+    return world.now_s - came_s
+
+
 @pytest.mark.parametrize("heals_at_s", [0.0, 3.0])
 def test_an_interruption_anywhere_passes_and_leaves_the_slot_to_others(heals_at_s: float) -> None:
     """Effect by effect: it is raised as it is, and the other caller is served after a lease."""
@@ -665,13 +832,18 @@ def test_an_interruption_anywhere_passes_and_leaves_the_slot_to_others(heals_at_
             break
         assert mine.error is error, mine.performed[index]
         assert other.error is None
+        held = bool(cells(world)[0].holder)
+        # It had its turn after the other: its slot is forgiven when somebody comes.
+        assert not held or struck > (other.ended_at_s or math.inf)
+        assert served_after(world) <= (1.5 * LEASE_S if held else 1.0)
         assert cells(world)[0].holder == ""
         ended_s = other.ended_at_s or math.inf
         # After an outage there is also the wait for the probe.
         lag_s = 2 * CONFIG.open_for_s if heals_at_s else 0.0
         assert ended_s <= max(struck, heals_at_s) + 1.5 * LEASE_S + lag_s
-        at_once += not other.emitted(SlotForgiven)
+        at_once += not (held or other.emitted(SlotForgiven))
         if isinstance(mine.performed[index], fx.Call):
+            assert not held
             assert not other.emitted(SlotForgiven)
         index += 1
 
@@ -742,3 +914,42 @@ def test_an_interrupted_call_frees_its_slot_at_once() -> None:
     assert world.now_s < 0.1
     assert cells(world) == [SlotRecord(writer=cells(world)[0].writer)]
     assert task.emitted(StoreLost) == []
+
+
+# --- a line whose owners are no more ---------------------------------------------------------
+
+
+def abandoned(
+    world: World, *, slots: int, waiting: int, held: bool, pace_s: float = 1.0, turn: int = 0
+) -> None:
+    """The line that a job leaves behind that was killed: holders, and tickets nobody holds."""
+    for index in range(slots):
+        holder = f"dead {index}" if held else ""
+        cell = SlotRecord(turn=turn, holder=holder, took_s=pace_s, last="ok", writer=f"w{index}")
+        world.values[KEYS.slot(DEPENDENCY, index)] = encode(cell)
+    world.values[KEYS.turn(DEPENDENCY)] = str(turn + waiting).encode()
+
+
+@pytest.mark.parametrize("waiting", [0, 3, 30, 200])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("state", ["closed", "recovering"])
+def test_a_job_that_was_killed_in_line_bars_no_slot_to_the_next(
+    waiting: int,
+    held: bool,  # noqa: FBT001 - data
+    state: str,
+) -> None:
+    """After a restart all tickets ahead are dead, and the slots may be held by the dead as well."""
+    world = World()
+    circuits = begun(world, 12, config=TWO_SLOTS)
+    put(world, state=state, limit=2 if state == "closed" else 1, epoch=5)
+    look_again(world, circuits)
+    abandoned(world, slots=2, waiting=waiting, held=held)
+    dependency = Dependency(world, lasts_s=1.0)
+
+    tasks = [call(world, dependency, mine, name=name) for name, mine in enumerate(circuits)]
+    world.run()
+
+    assert [task.error for task in tasks] == [None] * 12
+    # Twice what the line would take, a lease and a half for the dead, and the living's own calls.
+    line_s, dead_s = (2 * waiting / 2, 1.5 * LEASE_S) if held else (0.0, 0.0)
+    assert world.now_s <= line_s + dead_s + 12.0 / 2 + 25.0
