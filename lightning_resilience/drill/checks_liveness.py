@@ -87,7 +87,7 @@ def closing_bound_s(scenario: Scenario) -> float:
     return total_s * scenario.clocks.rate + _lossy_s(scenario)
 
 
-def operation_bound_s(scenario: Scenario) -> float:
+def operation_bound_s(scenario: Scenario, *, is_joint: bool) -> float:
     """Return within what time an operation ends that begins, or goes on, in a world that is well.
 
     No operation lasts longer than its deadline, one attempt more, and what follows it. It ends long
@@ -102,6 +102,7 @@ def operation_bound_s(scenario: Scenario) -> float:
 
     Args:
         scenario: The world.
+        is_joint: Whether it is a joint operation, in which ranks wait for each other.
 
     Returns:
         Seconds of the virtual clock.
@@ -111,7 +112,7 @@ def operation_bound_s(scenario: Scenario) -> float:
     grace_s = (
         retry.stall_timeout_s
         + 2 * _chunk_s(scenario)
-        + 2 * scenario.workload.joint_timeout_s
+        + 2 * scenario.workload.joint_timeout_s * is_joint
         + 4 * scenario.store.timeout_s
     ) * rate + _lossy_s(scenario)
     latest_s = retry.deadline_s * rate + grace_s
@@ -156,7 +157,9 @@ def liveness_bound_s(scenario: Scenario) -> float:
     work = scenario.workload
     operations = work.rounds * len(work.kinds)
     schedule_s = work.rounds * work.every_s + operations * work.spread_s
-    return schedule_s * scenario.clocks.rate + (operations + 1) * operation_bound_s(scenario)
+    longest_s = operation_bound_s(scenario, is_joint="joint" in work.kinds)
+    # One more for what comes before the first: the record is read, with the same patience.
+    return schedule_s * scenario.clocks.rate + (operations + 1) * longest_s
 
 
 class Closes(Check):
@@ -240,18 +243,22 @@ class Ends(Check):
 
     Args:
         facts: What is true.
+        is_joint: Whether it looks at joint operations, or at all others.
     """
 
     promise = "I3"
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, *, is_joint: bool) -> None:
         super().__init__(facts)
-        self._bound_s = operation_bound_s(self.scenario)
+        self._is_joint = is_joint
+        self._bound_s = operation_bound_s(self.scenario, is_joint=is_joint)
         self._under_way: deque[Operation] = deque()
         self._due_at_s = math.inf
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
         """Note what has begun."""
+        if (operation.kind == "joint") is not self._is_joint:
+            return
         self._under_way.append(operation)
         if len(self._under_way) == 1:
             self._due_at_s = self._due(operation)

@@ -42,14 +42,14 @@ def test_an_operation_ends_long_before_a_long_deadline() -> None:
     """Else a wedge that lasts until the deadline would go unseen."""
     scenario = Scenario(workload=Workload(joint_timeout_s=40.0))
 
-    assert operation_bound_s(scenario) < scenario.retry.deadline_s
+    assert operation_bound_s(scenario, is_joint=True) < scenario.retry.deadline_s
 
 
 def test_an_operation_ends_soon_after_a_short_deadline() -> None:
     """An attempt, and what follows it, may come after it."""
     scenario = Scenario(retry=RetryPolicy(deadline_s=30.0), workload=Workload(joint_timeout_s=40.0))
 
-    assert operation_bound_s(scenario) < 30.0 + 60.0 + 40.0 + 80.0 + 20.0 + 1.0
+    assert operation_bound_s(scenario, is_joint=True) < 30.0 + 60.0 + 40.0 + 80.0 + 20.0 + 1.0
 
 
 def test_all_operations_have_their_time() -> None:
@@ -109,7 +109,7 @@ def test_an_operation_that_never_ends_is_seen() -> None:
     news = News()
     news.create()
     news.begin(2)
-    bound_s = operation_bound_s(news.world.scenario)
+    bound_s = operation_bound_s(news.world.scenario, is_joint=False)
     news.at(bound_s - 1.0).read(2)
 
     with broken(ENDS):
@@ -127,4 +127,4 @@ def test_an_operation_that_is_over_is_forgotten(end: str) -> None:
     else:
         news.crash(2)
 
-    news.at(operation_bound_s(news.world.scenario) + 1.0).read(3)
+    news.at(operation_bound_s(news.world.scenario, is_joint=False) + 1.0).read(3)
