@@ -43,12 +43,14 @@ class _Joint:
     Attributes:
         finals: Verdicts that were written: more than one only where the store was emptied.
         refusals: Reasons of gates that refuse.
+        gates: Writers of its gates.
         returned: The verdict that was returned first, and by whom.
         error: What was raised first for it.
     """
 
     finals: list[FinalRecord] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    gates: set[str] = field(default_factory=set)
     returned: tuple[FinalRecord, Process] | None = None
     error: tuple[str, Process] | None = None
 
@@ -96,8 +98,11 @@ class OneVerdict(Check):
         joint = self._joints.setdefault(operation, _Joint())
         if part == "gate":
             gate = self.decoded(GateRecord, part, raw)
-            if not process.wrote(gate.writer) or gate.rank != process.rank:
+            is_own = process.wrote(gate.writer) and gate.rank == process.rank
+            # Where the store was lost, whoever remembers a gate puts it back as it was.
+            if not is_own and not (self.facts.life and gate.writer in joint.gates):
                 self.fail(f"{process.name} signs a gate as {gate.writer!r}, rank {gate.rank}")
+            joint.gates.add(gate.writer)
             if gate.verdict == "fail":
                 joint.refusals.append(gate.writer)
             return
@@ -182,7 +187,8 @@ class OneVerdict(Check):
         process = operation.process
         if error.lost_ranks != (process.rank,) or operation.result is not None:
             self.fail(f"{process.name} could not learn the verdict, and its error is {error!r}")
-        if not self.facts.had_trouble(process, operation.began_at_s):
+        # In a store that is new, whoever has gone on may have had a verdict that is lost.
+        if not self.facts.life and not self.facts.had_trouble(process, operation.began_at_s):
             self.fail(
                 f"{process.name} could not learn the verdict of joint operation "
                 f"{operation.number}, and the store has answered all the time"

@@ -206,6 +206,7 @@ class CheapCalls(Check):
         super().__init__(facts)
         self._views: dict[Process, float] = {}
         self._stirred_at_s = _NEVER_S
+        self._knew: set[Process] = set()
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
         """Note that the record has changed: votes and new epochs cost what they cost."""
@@ -216,6 +217,17 @@ class CheapCalls(Check):
     def emptied(self, now_s: float) -> None:
         """Note that the record has gone."""
         self._stirred_at_s = now_s
+
+    def operation_began(self, now_s: float, operation: Operation) -> None:
+        """Note whether its process knows that the circuit is closed, or knows nothing yet."""
+        del now_s
+        process, record = operation.process, self.facts.record
+        read = self.facts.of(process).read
+        if read is None or (record is not None and read.epoch == record.epoch):
+            self._knew.add(process)
+        else:
+            # What it has seen last may be fresh, and a ramp.
+            self._knew.discard(process)
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at what a call has cost."""
@@ -247,6 +259,7 @@ class CheapCalls(Check):
         record = facts.record
         return (
             operation.kind == "single"
+            and process in self._knew
             and operation.error is None
             and operation.attempts == 1
             and record is not None
