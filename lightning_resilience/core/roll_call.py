@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from lightning_resilience.core.records import FinalRecord
 from lightning_resilience.errors import JointUnavailableError
 
 
@@ -18,7 +19,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-__all__ = ["absent_ranks", "has_gone_on", "may_be_lost", "replaced_error"]
+__all__ = [
+    "absent_ranks",
+    "has_gone_on",
+    "is_spoiled",
+    "may_be_lost",
+    "replaced_error",
+    "spoiled",
+]
 
 _MOST_NAMED: Final = 8
 
@@ -45,6 +53,22 @@ def _plural(ranks: Sequence[int]) -> str:
     named = ", ".join(str(rank) for rank in ranks[:_MOST_NAMED])
     more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
     return f"s {named}{more}" if len(ranks) > 1 else f" {named}"
+
+
+def spoiled(op: str, *, absent: Sequence[int], writer: str) -> FinalRecord:
+    """Return what is put in the place of a verdict that nobody may make any more.
+
+    Args:
+        op: Name of the operation.
+        absent: Ranks that may have left it with a verdict that is lost.
+        writer: Nonce of the write.
+    """
+    return FinalRecord(op=op, lost_ranks=tuple(absent), is_open=True, writer=writer)
+
+
+def is_spoiled(record: FinalRecord) -> bool:
+    """Tell whether no verdict will take the place of this ballot."""
+    return record.is_open and bool(record.lost_ranks)
 
 
 def absent_ranks(arrived: Sequence[bytes | None], *, seq: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.joint import error_of
 from lightning_resilience.core.records import FinalRecord, GateRecord
+from lightning_resilience.core.roll_call import is_spoiled
 from lightning_resilience.drill.facts import EPSILON_S, Check
 from lightning_resilience.errors import JointError, JointUnavailableError
 
@@ -27,10 +28,6 @@ __all__ = ["OneVerdict"]
 
 _SIGNS: Final = frozenset({"arrived", "beat"})
 _WRITE_ONCE: Final = frozenset({"final", "gate"})
-# What is in an incarnation and has a number: all but the counters of places in line.
-_JOINT: Final = frozenset(
-    {"arrived", "beat", "left", "cleaned", "gate", "out", "count", "done", "final"}
-)
 _REMOVED: Final = frozenset({"final", "gate", "out", "done", "count"})
 # Operations whose keys may be there still: as many as are removed together, and those under way.
 _MOST_KEPT: Final = 40
@@ -42,15 +39,15 @@ class _Joint:
 
     Attributes:
         finals: Verdicts that were written: more than one only where the store was emptied.
+        gates: Writers of the gates.
         refusals: Reasons of gates that refuse.
-        gates: Writers of its gates.
         returned: The verdict that was returned first, and by whom.
         error: What was raised first for it.
     """
 
     finals: list[FinalRecord] = field(default_factory=list)
+    gates: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    gates: set[str] = field(default_factory=set)
     returned: tuple[FinalRecord, Process] | None = None
     error: tuple[str, Process] | None = None
 
@@ -69,6 +66,8 @@ class OneVerdict(Check):
         self._joints: dict[tuple[str, int], _Joint] = {}
         # When each rank has last shown that it lives.
         self._signs: dict[tuple[str, int], float] = {}
+        self._began_s: dict[str, float] = {}
+        self._before_s: dict[str, float] = {}
         self._timeout_s = self.scenario.workload.joint_timeout_s
         self._prefix = facts.keys.store_id.removesuffix("store_id") + "i"
 
@@ -77,9 +76,10 @@ class OneVerdict(Check):
         if not key.startswith(self._prefix):
             return
         parts = key[len(self._prefix) :].split("/")
-        if parts[1] not in _JOINT:
+        incarnation, part = parts[0], parts[1]
+        if part == "waiting":
             return
-        incarnation, part, number = parts[0], parts[1], int(parts[2])
+        number = int(parts[2])
         if incarnation != str(process.incarnation):
             self.fail(f"{process.name} writes {key}, of another incarnation")
         raw = self.values.get(key)
@@ -88,32 +88,55 @@ class OneVerdict(Check):
         elif part in _SIGNS:
             self._signs[incarnation, number] = now_s
         elif part in _WRITE_ONCE:
-            if before is not None and not self._is_ballot(part, before):
-                self.fail(f"{process.name} changes {key}, which is written once")
-            self._decided(process, (incarnation, number), part, raw=raw)
+            self._decided(process, (incarnation, number), part, raw=raw, before=before)
 
     def _decided(
-        self, process: Process, operation: tuple[str, int], part: str, *, raw: bytes
+        self,
+        process: Process,
+        operation: tuple[str, int],
+        part: str,
+        *,
+        raw: bytes,
+        before: bytes | None,
     ) -> None:
         joint = self._joints.setdefault(operation, _Joint())
+        if before is not None and not self._is_ballot(part, before):
+            self.fail(f"{process.name} changes a {part} that is written once")
         if part == "gate":
-            gate = self.decoded(GateRecord, part, raw)
-            is_own = process.wrote(gate.writer) and gate.rank == process.rank
-            # Where the store was lost, whoever remembers a gate puts it back as it was.
-            if not is_own and not (self.facts.life and gate.writer in joint.gates):
-                self.fail(f"{process.name} signs a gate as {gate.writer!r}, rank {gate.rank}")
-            joint.gates.add(gate.writer)
-            if gate.verdict == "fail":
-                joint.refusals.append(gate.writer)
+            self._gate(process, joint, raw)
+        elif self._is_ballot(part, raw):
+            self._ballot(process, joint, raw=raw, before=before)
+        else:
+            if before is None and joint.gates:
+                self.fail(f"{process.name} makes a verdict from nothing, where there was a gate")
+            self._verdict(process, joint, operation[0], raw=raw)
+
+    def _ballot(self, process: Process, joint: _Joint, *, raw: bytes, before: bytes | None) -> None:
+        ballot = self.decoded(FinalRecord, "final", raw)
+        if is_spoiled(ballot):
+            if not self.facts.had_trouble(process, self._before_s.get(process.name, 0.0)):
+                self.fail(f"{process.name} spoils a ballot in a store that has lost nothing")
+        elif before is not None or ballot.writer not in joint.gates:
+            self.fail(f"{process.name} lays out a ballot that is of no gate")
+
+    def _gate(self, process: Process, joint: _Joint, raw: bytes) -> None:
+        gate = self.decoded(GateRecord, "gate", raw)
+        if gate.writer in joint.gates:
+            # Put back into a store that has lost it, by whoever knew it.
             return
-        final = self.decoded(FinalRecord, part, raw)
-        if final.is_open:
-            return
+        if not process.wrote(gate.writer) or gate.rank != process.rank:
+            self.fail(f"{process.name} signs a gate as {gate.writer!r}, rank {gate.rank}")
+        joint.gates.append(gate.writer)
+        if gate.verdict == "fail":
+            joint.refusals.append(gate.writer)
+
+    def _verdict(self, process: Process, joint: _Joint, incarnation: str, *, raw: bytes) -> None:
+        final = self.decoded(FinalRecord, "final", raw)
         if not process.wrote(final.writer) and final.writer not in joint.refusals:
             self.fail(f"{process.name} signs a verdict as {final.writer!r}")
         joint.finals.append(final)
         for rank in final.lost_ranks:
-            self._must_be_silent(process, operation[0], rank)
+            self._must_be_silent(process, incarnation, rank)
 
     def _is_ballot(self, part: str, raw: bytes) -> bool:
         return part == "final" and self.decoded(FinalRecord, part, raw).is_open
@@ -145,6 +168,12 @@ class OneVerdict(Check):
                 )
 
     # --- what ranks make of it -----------------------------------------------------------------
+
+    def operation_began(self, now_s: float, operation: Operation) -> None:
+        """Note since when a rank may have lost what it wrote: since its operation before."""
+        name = operation.process.name
+        self._before_s[name] = self._began_s.get(name, 0.0)
+        self._began_s[name] = now_s
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at what a rank returns or raises."""
@@ -187,8 +216,8 @@ class OneVerdict(Check):
         process = operation.process
         if error.lost_ranks != (process.rank,) or operation.result is not None:
             self.fail(f"{process.name} could not learn the verdict, and its error is {error!r}")
-        # In a store that is new, whoever has gone on may have had a verdict that is lost.
-        if not self.facts.life and not self.facts.had_trouble(process, operation.began_at_s):
+        since_s = self._before_s.get(process.name, 0.0)
+        if not self.facts.had_trouble(process, since_s):
             self.fail(
                 f"{process.name} could not learn the verdict of joint operation "
                 f"{operation.number}, and the store has answered all the time"

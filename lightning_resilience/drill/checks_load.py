@@ -205,8 +205,8 @@ class CheapCalls(Check):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._views: dict[Process, float] = {}
+        self._read_at_s: dict[Process, float] = {}
         self._stirred_at_s = _NEVER_S
-        self._knew: set[Process] = set()
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
         """Note that the record has changed: votes and new epochs cost what they cost."""
@@ -219,15 +219,9 @@ class CheapCalls(Check):
         self._stirred_at_s = now_s
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
-        """Note whether its process knows that the circuit is closed, or knows nothing yet."""
+        """Note when its process has looked last: it may not know that the circuit has closed."""
         del now_s
-        process, record = operation.process, self.facts.record
-        read = self.facts.of(process).read
-        if read is None or (record is not None and read.epoch == record.epoch):
-            self._knew.add(process)
-        else:
-            # What it has seen last may be fresh, and a ramp.
-            self._knew.discard(process)
+        self._read_at_s[operation.process] = self.facts.of(operation.process).read_at_s
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at what a call has cost."""
@@ -259,12 +253,12 @@ class CheapCalls(Check):
         record = facts.record
         return (
             operation.kind == "single"
-            and process in self._knew
             and operation.error is None
             and operation.attempts == 1
             and record is not None
             and facts.is_closed
             and not record.votes
+            and (self._stirred_at_s < self._read_at_s[process] or self._read_at_s[process] < 0)
             and self._stirred_at_s < began_at_s
             and facts.of(process).in_row == 0
             and not facts.had_trouble(process, began_at_s)

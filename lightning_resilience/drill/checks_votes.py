@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["HonestVotes", "needed_votes"]
 
 _MOST_VOTES: Final = 8
-# One slot in so many may be stuck, and says nothing of now.
-_SILENT: Final = 8
+# One in so many slots may be held by somebody stuck, and say nothing.
+_STUCK: Final = 8
 # The operation in which a vote becomes too old may have asked the breaker before that.
 _SPARED_OPERATIONS: Final = 2
 
@@ -234,7 +234,7 @@ class HonestVotes(Check):
         facts, config = self.facts, self.scenario.breaker
         deeds = facts.of(process)
         slots = config.max_concurrent
-        everybody = max(slots - slots // _SILENT, config.trip_failures)
+        everybody = max(slots - slots // _STUCK, config.trip_failures)
         has_failed = self._failures(deeds) >= config.trip_failures
         if not has_failed and not (deeds.failures and facts.failures_before >= everybody):
             self.fail(

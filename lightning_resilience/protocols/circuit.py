@@ -127,10 +127,14 @@ def _rename(circuit: Circuit, record: BreakerRecord, raw: bytes) -> Protocol[byt
     store_id = yield from _store_id(circuit)
     if store_id == record.store_id:
         return raw
-    writer: str = yield Nonce()
-    renamed = msgspec.structs.replace(record, store_id=store_id, writer=writer)
-    written = yield from write(circuit.key, raw, encode(renamed))
-    return written.raw or raw
+
+    def change(found: bytes, writer: str) -> bytes | None:
+        there = decode(BreakerRecord, found, key=circuit.key)
+        if there.store_id != record.store_id:
+            return None
+        return encode(msgspec.structs.replace(there, store_id=store_id, writer=writer))
+
+    return (yield from update(circuit.key, raw, change)).raw or raw
 
 
 def _knows_less(circuit: Circuit, view: BreakerView, raw: bytes) -> bool:

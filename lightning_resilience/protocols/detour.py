@@ -285,7 +285,9 @@ def isolate(circuit: Circuit) -> Protocol[None]:
         view.record, circuit.window, circuit.config, host=circuit.host, now_s=now_s
     ):
         return
-    detour.circuit.probe_share = 1.0
+    detour.circuit.probe_share = core.share_on_a_host(
+        hosts=circuit.hosts, processes=detour.processes
+    )
     reason = f"{circuit.window.failures} failures in a row, and no quorum of {circuit.hosts} hosts"
     yield from _seed(detour, BreakerState.OPEN, reason=reason)
     detour.is_isolated = True

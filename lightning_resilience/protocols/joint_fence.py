@@ -122,16 +122,24 @@ def lay_out(member: Member, joint: Joint, gate: bytes) -> Protocol[None]:
     yield from create(member.keys.joint("final", joint.seq), ballot(gate, key=gate_key))
 
 
-def decided(raw: bytes | None, *, key: str) -> FinalRecord | None:
+def decided(member: Member, joint: Joint, raw: bytes | None) -> FinalRecord | None:
     """Return the verdict that was read, or None where there is none yet.
 
     Args:
-        raw: What was read.
-        key: Where.
+        member: Who this rank is.
+        joint: The operation.
+        raw: What was read in the verdict's place.
+
+    Raises:
+        JointUnavailableError: There will be none.
     """
     if raw is None:
         return None
-    record = decode(FinalRecord, raw, key=key)
+    record = decode(FinalRecord, raw, key=member.keys.joint("final", joint.seq))
+    if roll_call.is_spoiled(record):
+        raise roll_call.replaced_error(
+            joint.op, seq=joint.seq, rank=member.rank, absent=record.lost_ranks
+        )
     return None if record.is_open else record
 
 
@@ -143,7 +151,12 @@ def verdict_end(member: Member, joint: Joint) -> End:
         joint: The operation.
     """
     key = member.keys.joint("final", joint.seq)
-    return End(key=key, has_come=lambda raw: decided(raw, key=key) is not None)
+
+    def has_come(raw: bytes) -> bool:
+        record = decode(FinalRecord, raw, key=key)
+        return not record.is_open or roll_call.is_spoiled(record)
+
+    return End(key=key, has_come=has_come)
 
 
 def cast(
@@ -168,7 +181,7 @@ def cast(
         written = yield from write(key, expected, encode(mine))
         if written.won:
             return mine
-        found = decided(written.raw or None, key=key)
+        found = decided(member, joint, written.raw or None)
         if found is not None:
             return found
         yield from _restore(member, joint, arrival)
@@ -221,6 +234,8 @@ def _call_the_roll(member: Member, joint: Joint, arrival: Arrival) -> Protocol[N
 def refuse_to_guess(member: Member, joint: Joint, absent: tuple[int, ...]) -> Protocol[None]:
     """Raise where there is no verdict; return where there is one, and it is read next.
 
+    The ballot is spoiled first, so that the others in this store do not find out one by one.
+
     Args:
         member: Who this rank is.
         joint: The operation.
@@ -231,5 +246,11 @@ def refuse_to_guess(member: Member, joint: Joint, absent: tuple[int, ...]) -> Pr
     """
     key = member.keys.joint("final", joint.seq)
     raw: bytes | None = yield Get(key)
-    if decided(raw, key=key) is None:
+    if decided(member, joint, raw) is not None:
+        return
+    writer: str = yield Nonce()
+    spoiled = roll_call.spoiled(joint.op, absent=absent, writer=writer)
+    written = yield from write(key, raw or b"", encode(spoiled))
+    yield Set(member.keys.joint("done", joint.seq), b"1")
+    if decided(member, joint, written.raw or None) is None:
         raise roll_call.replaced_error(joint.op, seq=joint.seq, rank=member.rank, absent=absent)

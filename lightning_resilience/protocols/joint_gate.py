@@ -86,7 +86,7 @@ def pass_gate(
 def _final(member: Member, joint: Joint) -> Protocol[FinalRecord | None]:
     key = member.keys.joint("final", joint.seq)
     raw: bytes | None = yield Get(key)
-    return decided(raw, key=key)
+    return decided(member, joint, raw)
 
 
 def _decide(

@@ -262,7 +262,7 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
     while True:
         rang: bool = yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
         raw: bytes | None = yield Get(key)
-        final = decided(raw, key=key)
+        final = decided(member, joint, raw)
         if final is not None:
             return final
         if rang:
