@@ -9,6 +9,7 @@ JSON to stdout.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 from pathlib import Path
@@ -45,7 +46,10 @@ def hunt(task: dict[str, Any]) -> dict[str, Any]:
         if (path, seed) in spared:
             continue
         ran += 1
+        # A world that does not end is a find too, and nothing else would end it.
+        faulthandler.dump_traceback_later(task["longest_s"], exit=True)
         failure = run_world(scenario, seed).failure
+        faulthandler.cancel_dump_traceback_later()
         if failure is None:
             continue
         if failure.check.startswith(tuple(task["found_by"])):
