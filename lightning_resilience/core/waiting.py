@@ -36,7 +36,6 @@ __all__ = [
     "is_near",
     "is_probe_due",
     "is_time_to_speak",
-    "longest_wait_s",
     "next_probe_in_s",
     "next_wait_s",
     "stands_far_back",
@@ -50,7 +49,6 @@ VOICE_S: Final = 28.0
 
 _NEAREST: Final = 2
 _LOOKS_PER_LEASE: Final = 4
-_FAR_CHUNKS: Final = 2
 _MORE_PER_CHUNK: Final = 8
 _CHUNKS_UNTIL_ALL: Final = 2
 # A wait that ends exactly when the lease does may end an instant early by rounding.
@@ -87,20 +85,6 @@ def stands_far_back(ticket: tuple[str, int] | None, *, turn: int, slots: int) ->
         slots: How many are let in at once.
     """
     return ticket is not None and ticket[1] - turn > slots / 2
-
-
-def longest_wait_s(place: int | None, *, slots: int, chunk_s: float) -> float:
-    """Return how long a waiter looks away from the record at most, in seconds.
-
-    Who stands far back looks half as often: whoever looks and finds that the circuit lets calls
-    through rings for all.
-
-    Args:
-        place: Its place in line, or None.
-        slots: How many are let in at once.
-        chunk_s: How long those at the front look away at most, in seconds.
-    """
-    return chunk_s if place is not None and place <= slots else _FAR_CHUNKS * chunk_s
 
 
 def _lease_s(view: BreakerView, config: BreakerConfig) -> float | None:

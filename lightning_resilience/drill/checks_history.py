@@ -116,8 +116,9 @@ class OneHistory(Check):
     def _born(self, process: Process, new: BreakerRecord) -> None:
         name = self.values.get(self.facts.keys.store_id)
         known = None if name is None else self.decoded(StoreIdRecord, "", name).store_id
-        # Whoever asked for the name before the store was emptied creates the record after it.
-        is_late = self.world.agenda.now_s - self.facts.emptied_at_s <= self.facts.late_s
+        # Whoever asked for the name before the store was emptied creates the record after it,
+        # however long it could not reach the store meanwhile, and then corrects the name.
+        is_late = self.facts.emptied_at_s >= 0
         if new.store_id != known and not (is_late and new.store_id in self._store_ids):
             self.fail(f"the record is of store {new.store_id!r}, and this one is {known!r}")
         if self._is_initial(new):
@@ -150,8 +151,8 @@ class OneHistory(Check):
         if old is None:
             self.fail("there was a record that does not decode")
         if new.store_id != old.store_id:
-            self.fail(f"store {old.store_id!r} has become {new.store_id!r}")
-        if new.epoch == old.epoch:
+            self._renamed(old, new)
+        elif new.epoch == old.epoch:
             self._voted(process, old, new)
         elif self._is_reborn(new) and new.epoch > old.epoch:
             if (new.store_id, process) in self._overruled:
@@ -165,6 +166,13 @@ class OneHistory(Check):
                 f"epoch {old.epoch} ({old.state}) is followed by {new.epoch} ({new.state}), "
                 f"history {[(entry.epoch, entry.state) for entry in new.history[-3:]]}"
             )
+
+    def _renamed(self, old: BreakerRecord, new: BreakerRecord) -> None:
+        name = self.values.get(self.facts.keys.store_id)
+        known = None if name is None else self.decoded(StoreIdRecord, "", name).store_id
+        same = msgspec.structs.replace(old, store_id=new.store_id, writer=new.writer)
+        if new != same or new.store_id != known or self.facts.emptied_at_s < 0:
+            self.fail(f"store {old.store_id!r} has become {new.store_id!r}")
 
     def _voted(self, process: Process, old: BreakerRecord, new: BreakerRecord) -> None:
         same = msgspec.structs.replace(new, votes=old.votes, reason=old.reason, writer=old.writer)

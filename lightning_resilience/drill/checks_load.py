@@ -148,7 +148,7 @@ class DeadHolders(Check):
     def read(self, now_s: float, process: Process, key: str) -> None:
         """Add to what a waiter has watched."""
         operation = process.operation
-        if not self._has_died or key != self.facts.breaker_key or operation is None:
+        if not self._has_died or key not in self.facts.slot_of or operation is None:
             return
         if operation.kind != "collective" or operation.ended_at_s is not None:
             return

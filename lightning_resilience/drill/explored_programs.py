@@ -15,10 +15,12 @@ from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.joint import report_of
 from lightning_resilience.core.outcome import OK, classify
 from lightning_resilience.core.records import Keys, OutcomeRecord
+from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.protocols.admission import Permit, enter, leave
 from lightning_resilience.protocols.circuit import Circuit, begin, learn, refresh, report
 from lightning_resilience.protocols.circuit_memory import Limits
 from lightning_resilience.protocols.effects import Call, Now
+from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, Member, Part, perform
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.probe import Patience, await_passage
@@ -38,6 +40,7 @@ __all__ = [
     "LEASE_S",
     "TIGHT",
     "caller",
+    "guarded",
     "reporter",
     "saver",
     "waiter",
@@ -104,9 +107,13 @@ def caller(
                 circuit, operation="save", voice_s=patience_s, deadline_at_s=now_s + patience_s
             )
             entered = yield from with_persistence(entering, persistence)
-            if entered is None or entered[1] is None:
+            if entered is None:
                 raise TimeoutError("no slot came free")
-            yield from _call(entered[1])
+            _, permit = entered
+            if permit is None:
+                yield Call(_work)
+            else:
+                yield from _call(permit)
 
     return program
 
@@ -122,6 +129,28 @@ def _call(permit: Permit) -> Protocol[None]:
             raise
     else:
         yield from leave(permit, OK)
+
+
+def guarded(config: BreakerConfig) -> Callable[[], Protocol[None]]:
+    """Return who makes one guarded call, at the same time as all others.
+
+    Args:
+        config: The breaker's.
+    """
+    call = GuardedCall(
+        work=_work,
+        operation="save",
+        target="a.ckpt",
+        policy=RetryPolicy(),
+        patience=_PATIENCE,
+        collective=True,
+        store_patience_s=5.0,
+    )
+
+    def program() -> Protocol[None]:
+        yield from guard(_circuit(config), call)
+
+    return program
 
 
 def reporter(*, failures: int) -> Callable[[], Protocol[None]]:
@@ -164,7 +193,7 @@ def witness(raw: bytes, *, looks: int) -> Callable[[], Protocol[None]]:
 def saver(
     rank: int, *, workers: tuple[int, ...], ranks: int, is_gated: bool
 ) -> Callable[[], Protocol[FinalRecord]]:
-    """Return a rank of a job that saves once, together.
+    """Return a rank of a job that saves once, together. It has enlisted before.
 
     Args:
         rank: The rank.
@@ -180,6 +209,7 @@ def saver(
         beat_s=2.0,
         on_outage="wait",
         store_patience_s=5.0,
+        is_enlisted=True,
     )
 
     def run(_started_at_s: float) -> Protocol[str]:

@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _MANY: Final = 4096
+# A lease is a sum of waits.
+_ROUNDING_S: Final = 1e-6
 _HALF_OPEN: Final = BreakerState.HALF_OPEN.value
 _OPEN: Final = BreakerState.OPEN.value
 
@@ -168,7 +170,7 @@ def _of_probe(
     if after.state == _HALF_OPEN:
         due_s = before.open_s if before.state == _OPEN else config.probe_lease_s
         watched_s = _watched_s(step, key)
-        if watched_s < due_s:
+        if watched_s < due_s - _ROUNDING_S:
             return f"{who} claimed the probe after {watched_s:g} s of {due_s:g} s"
     elif before.state == _HALF_OPEN and not _wrote(step, before.holder):
         return f"{who} applied a result to the claim of {before.holder}"
@@ -315,7 +317,7 @@ def _of_slot(step: Step, *, key: str, before: SlotRecord, after: SlotRecord, lea
         if not after.holder:
             return f"{who} freed the slot of {before.holder}"
         watched_s = _watched_s(step, key)
-        if watched_s < lease_s:
+        if watched_s < lease_s - _ROUNDING_S:
             return f"{who} took the slot of {before.holder} after {watched_s:g} s of {lease_s:g} s"
     return ""
 
@@ -349,19 +351,30 @@ def nobody_keeps_a_slot(keys: tuple[str, ...]) -> EndCheck:
 def verdict_is_written_once(key: str) -> Check:
     """Return the check that a verdict never changes, and that nobody returns another one.
 
+    What lies there before is an open ballot. Where the store has lost a verdict, those who return
+    one at all still return the same.
+
     Args:
         key: The verdict's key.
     """
 
     def check(step: Step) -> str:
-        before, after = step.before.values.get(key), step.after.values.get(key)
-        if before is not None and before != after:
-            return f"{step.choice.who} changed the verdict from {before!r} to {after!r}"
-        verdict = None if after is None else _verdict(after)
-        for process in step.after.processes:
-            result = process.result if isinstance(process, Over) else None
-            if isinstance(result, FinalRecord) and result != verdict:
-                return f"{process.name} returned {result}, the store says {after!r}"
+        raw_before, raw_after = step.before.values.get(key), step.after.values.get(key)
+        before = None if raw_before is None else _verdict(raw_before)
+        after = None if raw_after is None else _verdict(raw_after)
+        is_decided = before is not None and not before.is_open
+        if is_decided and raw_before != raw_after and step.actor is not None:
+            return f"{step.choice.who} changed the verdict from {before} to {after}"
+        returned = [
+            (process.name, process.result)
+            for process in step.after.processes
+            if isinstance(process, Over) and isinstance(process.result, FinalRecord)
+        ]
+        for name, result in returned:
+            if result.is_open or result != returned[0][1]:
+                return f"{name} returned {result}, and {returned[0][0]} {returned[0][1]}"
+            if not step.after.lives and result != after:
+                return f"{name} returned {result}, and the store says {after}"
         return ""
 
     return check

@@ -25,6 +25,7 @@ from lightning_resilience.drill.explored_programs import (
     LEASE_S,
     TIGHT,
     caller,
+    guarded,
     reporter,
     saver,
     waiter,
@@ -45,6 +46,7 @@ __all__ = [
     "claims",
     "forgiveness",
     "memories",
+    "outage",
     "reports",
     "slots",
     "take_over",
@@ -131,6 +133,37 @@ def take_over(*, ills: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN40
     """
     values = _stored(TIGHT, epoch=3, generation=1, state="half_open", limit=0, holder="before.4")
     return _awaited(f"{len(ills)} take over", values, ills=ills, **numbers)
+
+
+def outage(*, limit: int, ills: tuple[int, ...], **numbers: Any) -> Scene:  # noqa: ANN401 - fields of a scene
+    """Whole guarded calls at an open circuit: wait, probe, come back in turn, call, report.
+
+    Args:
+        limit: How many slots there are.
+        ills: For each caller, how many of its probes and calls may find the dependency ill.
+        **numbers: Fields of the scene.
+    """
+    config = BreakerConfig(max_concurrent=limit)
+    keys = tuple(KEYS.slot(DEPENDENCY, at) for at in range(limit))
+    return Scene(
+        **{
+            "name": f"{len(ills)} come through an outage",
+            "cast": tuple(
+                Cast(name=who, program=guarded(config), clock_s=1000.0 * at, ills=ill)
+                for at, (who, ill) in enumerate(zip(_NAMES, ills, strict=False))
+            ),
+            "values": _stored(config, epoch=2, generation=1, state="open", limit=0),
+            "checks": (
+                checks.writers_sign((RECORD, *keys)),
+                checks.breaker_is_sound(RECORD, config),
+                checks.one_probe_a_claim(RECORD),
+                checks.slots_are_leases(keys, lease_s=LEASE_S),
+            ),
+            "end_checks": (checks.nobody_keeps_a_slot(keys),),
+            "newcomer": Cast(name="n", program=guarded(config)),
+            **numbers,
+        }
+    )
 
 
 # --- slots ---------------------------------------------------------------------------------------
@@ -265,6 +298,8 @@ def verdict(
         **numbers: Fields of the scene.
     """
     ranks = len(cast)
+    # As all ranks do before the first of them begins: the launcher starts them together.
+    enlisted = {KEYS.joint("arrived", rank): b"0" for rank in range(ranks)}
     gate = (checks.breaker_is_sound(RECORD, TIGHT), checks.one_probe_a_claim(RECORD))
     programs = [
         saver(rank, workers=workers, ranks=ranks, is_gated=is_gated) for rank in range(ranks)
@@ -276,7 +311,7 @@ def verdict(
                 Cast(**{"name": who, "program": program, "clock_s": 1000.0, **options})
                 for who, program, options in zip(_NAMES, programs, cast, strict=False)
             ),
-            "values": _opened() if is_gated else {},
+            "values": {**enlisted, **(_opened() if is_gated else {})},
             "checks": (checks.verdict_is_written_once(_FINAL), *(gate if is_gated else ())),
             "end_checks": (checks.all_learn_one_verdict,),
             **numbers,

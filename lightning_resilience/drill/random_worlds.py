@@ -95,7 +95,7 @@ def random_scenario(seed: int) -> Scenario:
         clocks=_clocks(chance),
         workload=workload,
         store=_store(chance),
-        storage=_storage(chance, ranks=ranks, permits=breaker.max_concurrent),
+        storage=_storage(chance, breaker, ranks=ranks),
         breaker=breaker,
         retry=retry,
         budget=_budget(chance, breaker),
@@ -154,12 +154,18 @@ def _store(chance: Random) -> Store:
     )
 
 
-def _storage(chance: Random, *, ranks: int, permits: int) -> Storage:
+def _storage(chance: Random, breaker: BreakerConfig, *, ranks: int) -> Storage:
     throttles = chance.choice((True, False, False, False))
+    slots = breaker.max_concurrent + chance.choice((0, chance.randint(1, 16)))
+    service_s = _seconds(chance, 0.01, 0.5)
+    jitter = chance.choice((0.0, round(chance.uniform(0, 0.9), 2)))
+    # A probe that waits behind one other is answered in time, also by the fastest clock: a storage
+    # whose every answer is too late for the probe is never well.
+    longest_s = breaker.probe_timeout_s / (2 * _LARGEST_RATE * (1 + jitter))
     return Storage(
-        slots=permits + chance.choice((0, chance.randint(1, 16))),
-        service_s=_seconds(chance, 0.01, 0.5),
-        jitter=chance.choice((0.0, round(chance.uniform(0, 0.9), 2))),
+        slots=slots,
+        service_s=round(min(service_s, longest_s), 3),
+        jitter=jitter,
         failing_s=_seconds(chance, 0.01, 1),
         # One call of every rank within a second is let through, their retries may not be.
         per_s=round(max(ranks, 4) * chance.uniform(1, 4), 1) if throttles else 0.0,

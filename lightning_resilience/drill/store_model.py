@@ -237,6 +237,8 @@ class StoreModel:
     def _multi_get(self, process: Process, effect: fx.MultiGet) -> list[bytes | None]:
         for read in self.observers.read if effect.keys else ():
             read(self._agenda.now_s, process, effect.keys[0])
+            if len(effect.keys) > 1:
+                read(self._agenda.now_s, process, effect.keys[-1])
         return self.cells.multi_get(effect.keys)
 
     def _set(self, process: Process, effect: fx.Set) -> None:

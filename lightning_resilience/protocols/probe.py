@@ -165,23 +165,22 @@ def _wait(
             ticket = yield from _draw_ticket(circuit, generation)
         if waiting.is_probe_due(view, circuit.config, now_s=now_s):
             # From the bytes that were read last: where they are no more, the store says so.
-            yield from _try_or_pass_over(circuit, patience, view, now_s=now_s)
+            has_probed = yield from _try_or_pass_over(circuit, patience, view, now_s=now_s)
             view = yield from current(circuit)
+            if not has_probed:
+                yield from _ring_for_others(circuit, view, generation=generation)
         else:
-            longest_s = waiting.longest_wait_s(
-                ticket, slots=len(circuit.slot_keys), chunk_s=patience.chunk_s
-            )
             wait_s = waiting.next_wait_s(
                 view,
                 circuit.config,
                 near=waiting.is_near(ticket, chunks=line.chunks),
-                longest_s=min(longest_s, line.deadline_at_s - now_s),
+                longest_s=min(patience.chunk_s, line.deadline_at_s - now_s),
                 now_s=now_s,
             )
             rang = yield from _sleep_on_bell(circuit, patience, view, line=line, wait_s=wait_s)
             if rang and not line.looks:
                 return view
-            line.chunks += wait_s >= longest_s
+            line.chunks += wait_s >= patience.chunk_s
             view = yield from _look_again(circuit, view, line=line, rang=rang)
         now_s = yield Now()
     return view
@@ -197,10 +196,15 @@ def _look_again(
     yield from _pause(line.woken_in_vain)
     generation = view.record.generation
     view = yield from refresh(circuit)
-    if breaker.passes(view.record) and view.record.generation == generation and not rang:
+    if not rang:
+        yield from _ring_for_others(circuit, view, generation=generation)
+    return view
+
+
+def _ring_for_others(circuit: Circuit, view: BreakerView, *, generation: int) -> Protocol[None]:
+    if breaker.passes(view.record) and view.record.generation == generation:
         # Whoever had to ring has not: it died, or its write was lost. Nobody else need find out.
         yield Set(circuit.keys.bell(circuit.dependency, generation), b"1")
-    return view
 
 
 def _sleep_on_bell(
@@ -228,15 +232,15 @@ def _sleep_on_bell(
 
 def _try_or_pass_over(
     circuit: Circuit, patience: Patience, view: BreakerView, *, now_s: float
-) -> Protocol[None]:
+) -> Protocol[bool]:
     # The record may have been read again since, and the view that is overdue is the caller's.
     if circuit.probe_share < 1:
         draw: float = yield Draw()
         if not detour.probes_alone(share=circuit.probe_share, draw=draw):
             sighting = replace(view.sighting, first_seen_at_s=now_s)
             circuit.view = replace(view, sighting=sighting)
-            return
-    yield from try_probe(circuit, patience, view)
+            return False
+    return (yield from try_probe(circuit, patience, view))
 
 
 def _draw_ticket(circuit: Circuit, generation: int) -> Protocol[int | None]:
@@ -292,13 +296,16 @@ def _refused(circuit: Circuit, view: BreakerView, *, now_s: float, why: str) -> 
     )
 
 
-def try_probe(circuit: Circuit, patience: Patience, view: BreakerView) -> Protocol[None]:
+def try_probe(circuit: Circuit, patience: Patience, view: BreakerView) -> Protocol[bool]:
     """Claim the probe and, if this process wins, probe and apply the result.
 
     Args:
         circuit: What this process remembers.
         patience: Holds the probe.
         view: The record that is overdue by this process's own sight.
+
+    Returns:
+        Whether it has won, and has told the others.
     """
     holder: str = yield Nonce()
     claimed_at_s: float = yield Now()
@@ -307,10 +314,10 @@ def try_probe(circuit: Circuit, patience: Patience, view: BreakerView) -> Protoc
     if not (
         yield from apply_to(circuit, view, ProbeClaimed(holder=holder, unchanged_s=unchanged_s))
     ):
-        return
+        return False
     mine = circuit.view
     if mine is None or mine.record.holder != holder:
-        return
+        return False
     epoch = mine.record.epoch
     yield Emit(ProbeStarted(dependency=circuit.dependency, epoch=epoch, taken_over=taken_over))
     try:
@@ -327,6 +334,7 @@ def try_probe(circuit: Circuit, patience: Patience, view: BreakerView) -> Protoc
         raise
     yield from apply_to(circuit, mine, result)
     yield from _report_end(circuit, epoch, succeeded=succeeded, detail=detail)
+    return True
 
 
 def _probe(

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from lightning_resilience.core import admission as core_admission, breaker, waiting
+from lightning_resilience.core import (
+    admission as core_admission,
+    breaker,
+    slots as core_slots,
+    waiting,
+)
 from lightning_resilience.core.breaker import BreakerState, ProbeClaimed
 from lightning_resilience.core.records import encode
 from lightning_resilience.drill import explorer_checks as checks
@@ -28,6 +33,7 @@ from lightning_resilience.drill.explorer_scenes import (
     claims,
     forgiveness,
     memories,
+    outage,
     reports,
     slots,
     take_over,
@@ -37,6 +43,7 @@ from lightning_resilience.protocols import (
     admission,
     circuit,
     effects as fx,
+    joint_fence,
     joint_verdict,
     shared_cell,
 )
@@ -94,6 +101,21 @@ EXPLORATIONS = {
     ),
     "two take over": Exploration(take_over(ills=(1, 0), depth=26), 4_000, 10**7, events=PROBED),
     "three take over": Exploration(take_over(ills=(0, 0, 0), depth=13), 5_000, 10**6),
+    "two come through an outage": Exploration(
+        outage(limit=1, ills=(0, 0), depth=17),
+        8_000,
+        10**5,
+        events=PROBED | {"SlotAwaited", "SlotForgiven"},
+    ),
+    "two come through an outage, and ramp up": Exploration(
+        outage(limit=2, ills=(0, 0), depth=15),
+        4_000,
+        10**5,
+        events=PROBED | {"SlotAwaited", "SlotForgiven"},
+    ),
+    "three come through an outage": Exploration(
+        outage(limit=2, ills=(0, 0, 0), depth=8), 2_000, 10**4, events=PROBED
+    ),
     "one slot for two": Exploration(
         slots(limit=1, cast=(BEATING, IDLE), faults=EVERYTHING, depth=60),
         10_000,
@@ -150,20 +172,29 @@ EXPLORATIONS = {
         forgiveness(limit=1, cast=(IDLE,) * 3, depth=15), 6_000, 10**6, events={"SlotForgiven"}
     ),
     "one of two saves": Exploration(
-        verdict(workers=(0,), cast=(BEATING | ILL, IDLE), depth=60),
-        15_000,
-        10**8,
-        True,
-        {"RanksLost", "StoreReturned"},
+        verdict(workers=(0,), cast=(BEATING | ILL, IDLE), depth=24),
+        6_000,
+        10**6,
+        events={"RanksLost", "StoreReturned"},
     ),
     "one of two saves, two faults": Exploration(
-        verdict(workers=(0,), cast=(IDLE, IDLE), faults=EVERYTHING, most_faults=2, depth=13),
-        5_000,
-        10**5,
+        verdict(workers=(0,), cast=(IDLE, IDLE), faults=EVERYTHING, most_faults=2, depth=12),
+        3_000,
+        10**4,
     ),
-    "both save": Exploration(
-        verdict(workers=(0, 1), cast=(ILL, IDLE), depth=60), 20_000, 10**8, True, {"RanksLost"}
+    "one of two saves, and the store comes back empty": Exploration(
+        verdict(
+            workers=(0,),
+            cast=(IDLE, IDLE),
+            may_be_emptied=True,
+            most_faults=0,
+            end_checks=(),
+            depth=16,
+        ),
+        4_000,
+        10**4,
     ),
+    "both save": Exploration(verdict(workers=(0, 1), cast=(ILL, IDLE), depth=24), 8_000, 10**6),
     "two of three save": Exploration(
         verdict(workers=(0, 1), cast=(ILL, IDLE, IDLE), depth=11), 6_000, 10**5
     ),
@@ -312,7 +343,7 @@ def beat_whoever_is_in(patch: Patch) -> None:
     """A holder's beat is a plain write."""
 
     def wrong(self: Any, nonce: str) -> Any:
-        self._unanswered = core_admission.renewed(self.record, writer=nonce)
+        self._unanswered = core_slots.renewed(self.record, writer=nonce)
         return fx.Set(self.key, encode(self._unanswered))
 
     patch.setattr(admission.Permit, "request", wrong)
@@ -336,23 +367,35 @@ def stay_when_unanswered(patch: Patch) -> None:
 
 def verdicts_are_overwritten(patch: Patch) -> None:
     """A late report becomes the verdict."""
+    right = shared_cell.write
 
-    def wrong(key: str, desired: bytes) -> fx.Protocol[Written]:
+    def wrong(key: str, expected: bytes, desired: bytes) -> fx.Protocol[Written]:
+        if "/final/" not in key:
+            return (yield from right(key, expected, desired))
         yield fx.Set(key, desired)
         return Written(won=True, raw=desired)
 
-    patch.setattr(joint_verdict, "create", wrong)
+    patch.setattr(joint_fence, "write", wrong)
 
 
 def verdicts_are_made_up(patch: Patch) -> None:
     """Each rank goes by what it wanted the verdict to be."""
-    right = shared_cell.create
+    right = shared_cell.write
 
-    def wrong(key: str, desired: bytes) -> fx.Protocol[Written]:
-        yield from right(key, desired)
-        return Written(won=True, raw=desired)
+    def wrong(key: str, expected: bytes, desired: bytes) -> fx.Protocol[Written]:
+        written = yield from right(key, expected, desired)
+        return Written(won=True, raw=desired) if "/final/" in key else written
 
-    patch.setattr(joint_verdict, "create", wrong)
+    patch.setattr(joint_fence, "write", wrong)
+
+
+def no_roll_is_called(patch: Patch) -> None:
+    """A rank that finds another store than it arrived in goes on as if nothing were."""
+
+    def wrong(*_: Any) -> fx.Protocol[None]:
+        yield from ()
+
+    patch.setattr(joint_fence, "_call_the_roll", wrong)
 
 
 def silent_ranks_are_awaited(patch: Patch) -> None:
@@ -434,7 +477,21 @@ PLANTED = {
     "nobody is forgiven": Planted(nobody_is_forgiven, FORGIVING, "does not get through"),
     "verdicts are overwritten": Planted(verdicts_are_overwritten, SAVING, "changed the verdict"),
     "verdicts are made up": Planted(verdicts_are_made_up, BOTH_SAVING, "the store says"),
-    "silent ranks are awaited": Planted(silent_ranks_are_awaited, SAVING, "not over"),
+    "no roll is called": Planted(
+        no_roll_is_called,
+        verdict(
+            workers=(0,),
+            cast=(IDLE, IDLE),
+            may_be_emptied=True,
+            most_faults=0,
+            end_checks=(),
+            depth=20,
+        ),
+        "returned",
+    ),
+    "silent ranks are awaited": Planted(
+        silent_ranks_are_awaited, replace(SAVING, depth=4), "not over"
+    ),
 }
 
 

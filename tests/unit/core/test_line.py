@@ -216,16 +216,25 @@ def test_a_line_that_moves_is_not_overtaken() -> None:
     assert not line.may_try(known, has_waited=True, now_s=49.0)
 
 
-@pytest.mark.parametrize("moved", [0, 5, 16, 80])
-def test_a_line_that_stops_bars_no_free_slot_however_it_moved_before(moved: int) -> None:
+@pytest.mark.parametrize("moved", [16, 80, 10**5])
+@pytest.mark.parametrize("between", [(), (2.0,), (1.5, 2.5, 3.5, 4.5)])
+def test_a_line_that_stops_bars_no_free_slot_however_it_moved_before(
+    moved: int, between: tuple[float, ...]
+) -> None:
     """Those who are next may have died together, long after the line was measured."""
-    before = [(0.0, 100), (1.0, 100 + moved)]
+    before = [(0.0, 100), *((at_s, 100 + moved) for at_s in (1.0, *between))]
 
-    for stood_s, may in ((3.9, moved == 5), (4.0, True), (400.0, True)):
-        known = looked(*before, (1.0 + stood_s, 100 + moved), ticket=10**6)
-        # At five tickets in the time of four calls of 16 slots it has hardly moved at all.
-        may = may or moved == 0
-        assert line.may_try(known, has_waited=True, now_s=1.0 + stood_s) is may
+    for now_s, may in ((4.9, False), (5.0, True), (400.0, True)):
+        known = looked(*before, (now_s, 100 + moved), ticket=10**6)
+        assert line.may_try(known, has_waited=True, now_s=now_s) is may
+
+
+@pytest.mark.parametrize("moved", [0, 1, 5, 15])
+def test_a_line_that_has_hardly_moved_stands_still(moved: int) -> None:
+    """Fewer tickets in the time of four calls than there are slots: that is no line of living."""
+    known = looked((0.0, 100), (1.0, 100 + moved), (4.0, 100 + moved), ticket=10**6)
+
+    assert line.may_try(known, has_waited=True, now_s=4.0)
 
 
 def test_a_line_that_moves_on_after_it_stood_still_is_measured_anew() -> None:
@@ -234,6 +243,7 @@ def test_a_line_that_moves_on_after_it_stood_still_is_measured_anew() -> None:
 
     assert (known.turn, known.since_s) == (140, 1.0)
     assert known.per_ticket_s == 102.0 / 40
+    assert looked((0.0, 100), (1.0, 140), (101.0, 140)).moved_at_s == 1.0
     assert line.queue_s(known) == pytest.approx(20 * 1.15 / 16)
 
 
@@ -305,6 +315,7 @@ def test_whoever_waits_at_a_free_slot_gets_it(
         (8, 8, 1.0),
         (7, 8, 7 / 8),
         (24, 8, 2.0),
+        (17, 9, 1.5),
     ],
 )
 def test_a_queue_takes_the_ramp_and_then_the_slots(ahead: int, limit: int, calls: float) -> None:

@@ -19,6 +19,7 @@ from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols import effects as fx
+from lightning_resilience.protocols.admission import enter
 from lightning_resilience.protocols.circuit import begin, refresh
 from tests.scenes import (
     CONFIG,
@@ -397,6 +398,136 @@ def test_whoever_waits_for_a_slot_says_so(pace_s: float) -> None:
         assert spoken[0] == pytest.approx(came_s, abs=0.5)
         assert max(after - before for before, after in pairwise(spoken)) <= 28.1
         assert len(spoken) <= 3 + (world.now_s - came_s) / 14.0
+
+
+# --- when to come ----------------------------------------------------------------------------
+
+
+def operations(task: Task) -> list[Effect]:
+    """What a task asked of the store."""
+    return [effect for effect in task.performed if isinstance(effect, STORE_EFFECTS)]
+
+
+def hold(mine: Circuit, ticket: int, *, store_id: str) -> None:
+    """Let a process hold a ticket with which it was not let in."""
+    mine.ticket = (store_id, ticket)
+
+
+def woken(
+    world: World, mine: Circuit, *, at_s: float = 12.0, name: int = 0, **options: Any
+) -> tuple[Task, Dependency]:
+    """A collective call that found the circuit open, and whose bell rings a while later."""
+    put(world, state="open", generation=1, limit=0, epoch=7, open_s=1000.0)
+    look_again(world, [mine])
+    dependency = Dependency(world)
+    task = call(world, dependency, mine, name=name, **options)
+
+    def heal() -> None:
+        put(world, state="recovering", generation=1, limit=1, epoch=8)
+        world._write(KEYS.bell(DEPENDENCY, 1), b"1")
+
+    world.at(at_s, heal)
+    return task, dependency
+
+
+@pytest.mark.parametrize("pace_s", [None, 4.0])
+def test_who_is_woken_comes_by_its_ticket_without_a_look(pace_s: float | None) -> None:
+    """After the bell it sleeps until its turn, and the first that it asks is what the slots say."""
+    world = World()
+    (mine,) = begun(world, 1)
+    mine.pace_s, mine.turn = pace_s, 0
+    hold(mine, 15, store_id=record(world).store_id)
+    task, dependency = woken(world, mine)
+
+    world.run()
+
+    bells = [at for at, effect in enumerate(task.performed) if isinstance(effect, fx.WaitFor)]
+    after = task.performed[bells[-1] + 1 :]
+    looked = next(at for at, effect in enumerate(after) if isinstance(effect, STORE_EFFECTS))
+    assert isinstance(after[looked], fx.MultiGet)
+    slept_s = sum(each.duration_s for each in after[:looked] if isinstance(each, fx.Sleep))
+    # Fourteen are let in before: one, two, four, and seven of the next eight.
+    assert slept_s == pytest.approx((pace_s or 0.05) * (3 + 7 / 8 - 0.3), rel=0.05)
+    assert dependency.calls[0] >= 12.0 + slept_s
+
+
+def test_a_ticket_that_was_not_let_in_is_kept() -> None:
+    """Whoever comes again, because the circuit has opened meanwhile, does not go to the end."""
+    world = World()
+    (mine,) = begun(world, 1)
+    hold(mine, 9, store_id=record(world).store_id)
+    world.values[KEYS.turn(DEPENDENCY)] = b"500"
+    task, dependency = woken(world, mine)
+
+    world.run()
+
+    assert dependency.calls == [pytest.approx(12.0, abs=0.5)]
+    assert world.values[KEYS.turn(DEPENDENCY)] == b"500"
+    assert max(cell.turn for cell in cells(world)) == 9
+    assert mine.ticket is None
+    assert task.error is None
+
+
+def test_a_ticket_of_another_store_is_not_used() -> None:
+    """It says nothing about this one's line: a new one is drawn."""
+    world = World()
+    (mine,) = begun(world, 1)
+    hold(mine, 900, store_id="a store that was lost")
+    world.values[KEYS.turn(DEPENDENCY)] = b"2"
+    _, dependency = woken(world, mine)
+
+    world.run()
+
+    assert dependency.calls == [pytest.approx(12.0, abs=0.5)]
+    assert world.values[KEYS.turn(DEPENDENCY)] == b"3"
+    assert max(cell.turn for cell in cells(world)) == 3
+
+
+def test_who_was_let_in_and_failed_comes_before_all_who_still_hold_a_ticket() -> None:
+    """It has a place among those who wait for the trip, and draws no second ticket."""
+    world = World()
+    (mine,) = begun(world, 1)
+    mine.place = (1, 2)
+    world.values[KEYS.turn(DEPENDENCY)] = b"300"
+    task, dependency = woken(world, mine, at_s=12.0)
+
+    world.run()
+
+    assert world.values[KEYS.turn(DEPENDENCY)] == b"300"
+    assert dependency.calls[0] == pytest.approx(12.0, abs=0.5)
+    assert task.error is None
+
+
+def test_who_stands_far_back_draws_no_place_among_the_waiters() -> None:
+    """Its ticket says that it cannot be one of the nearest: it costs the store no counter."""
+    for ahead, draws in ((SLOTS // 2, True), (SLOTS // 2 + 1, False)):
+        world = World()
+        (mine,) = begun(world, 1)
+        hold(mine, ahead, store_id=record(world).store_id)
+        task, _ = woken(world, mine)
+
+        world.run()
+
+        key = KEYS.waiting(DEPENDENCY, 1)
+        drawn = [effect for effect in operations(task) if isinstance(effect, fx.Add)]
+        assert [effect.key for effect in drawn] == ([key] if draws else [])
+
+
+@pytest.mark.parametrize("state", ["closed", "recovering"])
+def test_a_collective_call_reads_the_record_with_the_slots(state: str) -> None:
+    """One look of all, and a claim: no read of its own for what the slots' look tells anyway."""
+    world = World()
+    (mine,) = begun(world, 1)
+    put(world, state=state, limit=SLOTS if state == "closed" else 1, epoch=5)
+    mine.view = None
+
+    task = world.spawn(
+        enter(mine, operation="save", voice_s=28.0, deadline_at_s=world.now_s + 60.0)
+    )
+    world.run()
+
+    assert [type(effect) for effect in operations(task)] == [fx.MultiGet, fx.CompareAndSet]
+    assert task.result[0].record.state == state
 
 
 # --- holders that die, stop, or take long ----------------------------------------------------

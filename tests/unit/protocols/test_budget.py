@@ -128,6 +128,42 @@ def test_a_retry_is_charged_before_its_backoff() -> None:
     assert task.result.attempts == 2
 
 
+def test_those_who_fail_together_charge_over_a_quarter_of_a_second() -> None:
+    """The first who fail may open the circuit, and then the others need not be charged at all."""
+    world = World()
+    tasks = [attempt(1, world=world, mine=member(str(name)), name=name)[1] for name in range(40)]
+    world.run()
+
+    asked = [
+        effect.duration_s
+        for task in tasks
+        for effect in task.performed[: task.performed.index(charge_of(task))]
+        if isinstance(effect, fx.Sleep)
+    ]
+    assert len(asked) == 40
+    assert 0 <= min(asked) < 0.05
+    assert 0.2 < max(asked) <= 0.25
+
+
+def charge_of(task: Task) -> Effect:
+    """The look at record and budget with which a task asks for a retry."""
+    return next(
+        effect
+        for effect in task.performed
+        if isinstance(effect, fx.MultiGet) and effect.keys[-1] == KEY
+    )
+
+
+def test_the_record_that_is_read_with_the_budget_is_not_read_again() -> None:
+    """A retry that comes soon after its charge goes ahead on what the charge has seen."""
+    world, task = attempt(1)
+    world.run()
+
+    charged = task.performed.index(charge_of(task))
+    after = [type(each) for each in task.performed[charged:] if isinstance(each, STORE_EFFECTS)]
+    assert fx.Get not in after
+
+
 def test_a_retry_is_never_given_back() -> None:
     """One that succeeded was load all the same."""
     world, task = attempt(2)

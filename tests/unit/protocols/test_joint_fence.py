@@ -193,7 +193,7 @@ def test_a_rank_that_dies_after_the_first_gate_costs_no_verdict(at: int) -> None
 
 
 def test_a_bell_that_rings_without_a_verdict_is_no_busy_loop() -> None:
-    """The worker's late bell reaches a store that has lost its verdict: the others wait, and pause."""
+    """A late bell reaches a store that has lost its verdict: the others wait, and pause."""
     world = World(seed=3)
     tasks = [world.spawn(saves(rank, world, lasts_s=20.0), name=rank) for rank in range(3)]
     world.at(5.0, lambda: world.values.update({KEYS.joint("done", 1): b"1"}))

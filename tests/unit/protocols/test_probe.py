@@ -28,7 +28,17 @@ from tests.scenes import (
     record,
     states,
 )
-from tests.scripted_driver import Away, Crash, Fault, Interrupt, Lost, Pause, Task, World
+from tests.scripted_driver import (
+    STORE_EFFECTS,
+    Away,
+    Crash,
+    Fault,
+    Interrupt,
+    Lost,
+    Pause,
+    Task,
+    World,
+)
 
 
 if TYPE_CHECKING:
@@ -166,6 +176,11 @@ def test_dead_nearest_waiters_are_replaced_at_the_next_chunk() -> None:
 def dead(tasks: list[Task]) -> list[Task]:
     """Those that have crashed."""
     return [task for task in tasks if task.crashed]
+
+
+def count(task: Task, kind: type[Effect]) -> int:
+    """How many effects of a kind a task has had performed."""
+    return sum(isinstance(effect, kind) for effect in task.performed)
 
 
 def test_the_late_result_of_a_paused_prober_changes_nothing() -> None:
@@ -395,28 +410,108 @@ def test_only_an_operator_ends_a_forced_open_circuit() -> None:
     assert dependency.probes[0][0] > 400.0
 
 
-def test_a_bell_that_was_lost_delays_by_a_chunk_at_most() -> None:
-    """The prober dies between the record and the bell: the others re-read at the chunk's end."""
+@pytest.mark.parametrize("deaths", [1, 2, 3])
+def test_a_bell_that_was_lost_is_rung_by_whoever_finds_out(deaths: int) -> None:
+    """The prober dies between the record and the bell, and so do the first who ring for it.
+
+    The first of the others that re-reads at the end of its chunk rings, and wakes all at once.
+    """
     world, dependency, _ = outage(ranks=0, heals_at_s=0.0)
-    waiting = patience(dependency, chunk_s=20.0)
-    tasks = [world.spawn(waiter(circuit(), waiting), name=name) for name in range(4)]
+    waiting = patience(dependency, chunk_s=20.0, spread_s=0.0)
+    tasks = [world.spawn(waiter(circuit(), waiting), name=name) for name in range(8)]
     bell = KEYS.bell(DEPENDENCY, 1)
-    world.fault = lambda _task, _index, effect: (
-        Crash() if isinstance(effect, fx.Set) and effect.key == bell else None
+    rings: list[float] = []
+
+    def fault(_task: Task, _index: int, effect: Effect) -> Fault | None:
+        if not (isinstance(effect, fx.Set) and effect.key == bell):
+            return None
+        rings.append(world.now_s)
+        return Crash() if len(rings) <= deaths else None
+
+    world.fault = fault
+    world.run(limit_s=60)
+
+    assert len(dead(tasks)) == deaths
+    woken = [task.ended_at_s or 0.0 for task in tasks if not task.crashed]
+    assert [task.error for task in tasks if not task.crashed] == [None] * (8 - deaths)
+    # Two chunks at most, though some of them look half as often: one has found out for all.
+    assert rings[deaths] <= rings[0] + 20.0 + 1.0
+    assert max(woken) - rings[deaths] < 1.0
+
+
+def test_who_finds_a_circuit_passing_before_the_bell_rings_does_not_ring_for_another_trip() -> None:
+    """What it finds is of a later trip: its waiters' bell is not touched."""
+    world, dependency, _ = outage(ranks=0, heals_at_s=FOREVER_S)
+    waiting = patience(dependency, chunk_s=20.0)
+    task = world.spawn(waiter(circuit(), waiting))
+    world.at(5.0, lambda: put(world, state="recovering", generation=2, limit=1, epoch=50))
+
+    world.run(limit_s=60)
+
+    assert task.error is None
+    assert not any(isinstance(effect, fx.Set) for effect in task.performed)
+
+
+def test_a_waiter_that_speaks_does_not_look() -> None:
+    """Of ten sentences in a wait none costs the store a read; the chunk's end alone does."""
+    world, dependency, _ = outage(ranks=0, heals_at_s=FOREVER_S)
+    others = patience(dependency, chunk_s=1e4)
+    for name in (1, 2):
+        world.spawn(waiter(circuit(), others), name=name)
+    task = world.spawn(
+        waiter(circuit(), patience(dependency, chunk_s=150.0, voice_s=28.0)), name=3, at_s=0.5
+    )
+    reads: list[int] = []
+    words: list[int] = []
+    for at_s in (1.0, 150.0):
+        world.at(at_s, lambda: reads.append(count(task, fx.Get)))
+        world.at(at_s, lambda: words.append(len(task.emitted(DependencyAwaited))))
+
+    with pytest.raises(AssertionError, match="not over"):
+        world.run(limit_s=151.0)
+
+    assert reads[1] == reads[0]
+    assert words[1] - words[0] == 5
+
+
+def test_an_overdue_probe_is_claimed_without_another_read() -> None:
+    """The bytes that were read last are what the claim expects: if they are no more, it fails."""
+    world, _, tasks = outage(ranks=1, heals_at_s=0.0)
+
+    world.run(limit_s=60)
+
+    performed = [effect for effect in tasks[0].performed if isinstance(effect, STORE_EFFECTS)]
+    slept = next(at for at, effect in enumerate(performed) if isinstance(effect, fx.WaitFor))
+    assert isinstance(performed[slept + 1], fx.CompareAndSet)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_who_reads_the_slots_next_does_not_read_the_record_when_the_bell_rings(
+    looks: bool,  # noqa: FBT001 - data
+) -> None:
+    """All who wait are woken at once: those who come by their ticket look when it is their turn."""
+    world, dependency, _ = outage(ranks=2, heals_at_s=0.0)
+    task = world.spawn(
+        await_passage(
+            circuit(), patience(dependency), operation="save", deadline_at_s=FOREVER_S, looks=looks
+        ),
+        name=9,
+        at_s=1.0,
     )
 
-    world.run(limit_s=45)
+    world.run(limit_s=200)
 
-    assert len(dead(tasks)) == 1
-    assert all(task.error is None for task in tasks if not task.crashed)
+    last = [effect for effect in task.performed if isinstance(effect, STORE_EFFECTS)][-1]
+    assert isinstance(last, fx.Get if looks else fx.WaitFor)
+    assert task.result.record.state == ("recovering" if looks else "open")
 
 
 def test_a_ticket_whose_answer_was_lost_costs_a_place_in_line_only() -> None:
-    """The counter is a hint: a lone waiter without a ticket still probes and passes."""
+    """The counter is a hint: a lone waiter without a ticket probes after two chunks, and passes."""
     world, dependency, tasks = outage(ranks=1, heals_at_s=0.0)
     world.fault = lambda _task, _index, effect: Lost() if isinstance(effect, fx.Add) else None
 
-    world.run(limit_s=200)
+    world.run(limit_s=310)
 
     assert tasks[0].error is None
     assert len(dependency.probes) == 1
