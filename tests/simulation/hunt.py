@@ -9,10 +9,13 @@ JSON to stdout.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning_resilience
 from lightning_resilience.drill.random_worlds import random_scenario
 from lightning_resilience.drill.scenario_file import read_scenario
 from lightning_resilience.drill.sweep import run_world
@@ -28,9 +31,9 @@ def worlds(task: dict[str, Any]) -> Iterator[tuple[str, Scenario, int]]:
     """Yield where each world comes from, its scenario and its seed: given files first."""
     for path in task["scenarios"]:
         scenario = read_scenario(path)
-        for seed in range(task["seeds"]):
+        for seed in task["seeds"]:
             yield path, scenario, seed
-    for seed in range(task["worlds"]):
+    for seed in task["worlds"]:
         yield "", random_scenario(seed), seed
 
 
@@ -38,9 +41,15 @@ def hunt(task: dict[str, Any]) -> dict[str, Any]:
     """Return the first failure by a check that counts, and what else was seen before it."""
     others: dict[str, int] = {}
     ran = 0
+    spared = {(path, seed) for path, seed in task["spared"]}
     for path, scenario, seed in worlds(task):
+        if (path, seed) in spared:
+            continue
         ran += 1
+        # A world that does not end is a find too, and nothing else would end it.
+        faulthandler.dump_traceback_later(task["longest_s"], exit=True)
         failure = run_world(scenario, seed).failure
+        faulthandler.cancel_dump_traceback_later()
         if failure is None:
             continue
         if failure.check.startswith(tuple(task["found_by"])):
@@ -51,4 +60,6 @@ def hunt(task: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # Or another copy of the package, on the path before, would be what is hunted.
+    assert Path(lightning_resilience.__file__).resolve().is_relative_to(Path.cwd().resolve())
     json.dump(hunt(json.load(sys.stdin)), sys.stdout)

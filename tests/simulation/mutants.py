@@ -666,18 +666,23 @@ _JOINT = (
         story="there is no verdict yet, so nobody has returned with one",
         edits=(
             _edit(
-                "protocols/joint_fence.py",
-                "    if arrival.is_in_new_store and not arrival.has_called_roll:\n",
+                "core/roll_call.py",
+                "    return arrived is not None or not is_in_new_store\n",
+                "    return True\n",
+            ),
+            _edit(
+                "protocols/joint_verdict.py",
+                "    if roll_call.has_gone_on(values[::2], seq=joint.seq):\n",
                 "    if False:\n",
             ),
             _edit(
                 "protocols/joint_fence.py",
-                "        yield from arrive_again(member, joint, arrival)\n"
-                "        yield from _call_the_roll(member, joint, arrival)\n",
-                "        yield from arrive_again(member, joint, arrival)\n",
+                "        absent = roll_call.absent_ranks(numbers, seq=joint.seq)\n",
+                "        absent = ()\n",
             ),
         ),
         found_by=("I8",),
+        scenarios=("the_store_is_lost_after_a_verdict",),
     ),
     Mutant(
         name="a worker at work is taken for lost",

@@ -6,7 +6,8 @@ Each mutant gets a copy of the package and an interpreter of its own. Worlds are
 of the promise that the bug breaks has seen it, or until there are no more: then the mutant has
 survived, and the checks or the worlds are what has to be mended.
 
-Ends with 0 where every mutant was found, 1 where one has survived, 2 where a name is unknown.
+Ends with 0 where every mutant was found, 1 where one has survived, and 2 where a name is unknown
+or the package does not run.
 """
 
 from __future__ import annotations
@@ -37,9 +38,14 @@ SCENARIOS = HERE / "scenarios"
 # More worlds than `make sim` runs: what a night finds, a mutant may need.
 WORLDS = 3000
 SEEDS_PER_SCENARIO = 20
-TIMEOUT_S = 120.0
-NEVER_ENDS = "unexpected error: it never ends"
-CRASHED = "unexpected error: the interpreter ended"
+# The largest world takes three seconds.
+LONGEST_WORLD_S = 30.0
+CRASHED = "unexpected error"
+NEVER_ENDS = f"{CRASHED}: it never ends"
+
+
+class BrokenPackageError(Exception):
+    """The package cannot even be run, so that nothing is known about a mutant of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,50 +113,72 @@ def plant(mutant: Mutant, folder: Path) -> None:
         path.write_text(patched(path.read_text(), edit.old, edit.new))
 
 
-def run_worlds(folder: Path, task: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+def run_worlds(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     """Run worlds with the package that is in a folder, and return what was found.
 
     Args:
         folder: Its parent.
         task: As ``hunt.py`` takes it.
-        timeout_s: How long they may take, in seconds.
+
+    Raises:
+        BrokenPackageError: The interpreter ends with an error.
     """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", str(HERE / "hunt.py")],
-            input=json.dumps(task),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
-        )
-    except subprocess.TimeoutExpired:
-        return {"check": NEVER_ENDS, "what": f"nothing came within {timeout_s:g} s"}
+    done = subprocess.run(
+        [sys.executable, "-P", str(HERE / "hunt.py")],
+        input=json.dumps({"longest_s": LONGEST_WORLD_S, **task}),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    if done.stderr.startswith("Timeout"):
+        return {"check": NEVER_ENDS, "what": f"a world takes more than {LONGEST_WORLD_S:g} s"}
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return {"check": CRASHED, "what": last[0]}
+        raise BrokenPackageError(done.stderr)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def fails_without(found: dict[str, Any]) -> bool:
+    """Tell whether the package itself, with no bug in it, fails in the world of a find."""
+    task = {
+        "scenarios": [found["path"]] if found["path"] else [],
+        "seeds": [found["seed"]] if found["path"] else [],
+        "worlds": [] if found["path"] else [found["seed"]],
+        "spared": [],
+        "found_by": [""],
+    }
+    return bool(run_worlds(ROOT, task)["check"])
 
 
 def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
     """Plant a bug and run worlds until a check has found it.
 
+    A world in which the package fails without the bug says nothing about it, and is passed over.
+
     Args:
         mutant: The bug.
         worlds: How many random worlds to run at most.
+
+    Raises:
+        BrokenPackageError: The package does not run at all.
     """
+    spared: list[tuple[str, int]] = []
     task = {
         "scenarios": [str(SCENARIOS / f"{name}.yaml") for name in mutant.scenarios],
-        "seeds": SEEDS_PER_SCENARIO,
-        "worlds": worlds,
-        "found_by": [*mutant.found_by, "unexpected error"],
+        "seeds": list(range(SEEDS_PER_SCENARIO)),
+        "worlds": list(range(worlds)),
+        "spared": spared,
+        "found_by": [*mutant.found_by, CRASHED],
     }
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         plant(mutant, Path(folder))
-        return Hunt(mutant=mutant, **run_worlds(Path(folder), task, timeout_s=TIMEOUT_S))
+        while True:
+            found = run_worlds(Path(folder), task)
+            if "path" not in found or not fails_without(found):
+                return Hunt(mutant=mutant, **found)
+            spared.append((found["path"], found["seed"]))
 
 
 def chosen(names: Sequence[str]) -> list[Mutant]:
@@ -179,16 +207,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - a program's own words
         return 2
     print(f"{'mutant':<60} {'found by':<18} {'worlds':>6}  where")  # noqa: T201 - as above
-    survivors = []
-    with ThreadPoolExecutor(options.workers) as pool:
-        for found in pool.map(lambda mutant: hunt(mutant, worlds=options.worlds), mutants):
-            print(found.row(), flush=True)  # noqa: T201 - as above
-            if found.has_survived:
-                survivors.append(found.mutant)
+    try:
+        survivors = _hunt_all(mutants, workers=options.workers, worlds=options.worlds)
+    except BrokenPackageError as error:
+        print(f"The package does not run:\n{error}", file=sys.stderr)  # noqa: T201 - as above
+        return 2
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} were found.")  # noqa: T201 - as above
     for mutant in survivors:
         print(f"SURVIVED: {mutant.name} ({mutant.story})", file=sys.stderr)  # noqa: T201 - as above
     return 1 if survivors else 0
+
+
+def _hunt_all(mutants: Sequence[Mutant], *, workers: int, worlds: int) -> list[Mutant]:
+    survivors = []
+    with ThreadPoolExecutor(workers) as pool:
+        for found in pool.map(lambda mutant: hunt(mutant, worlds=worlds), mutants):
+            print(found.row(), flush=True)  # noqa: T201 - as above
+            if found.has_survived:
+                survivors.append(found.mutant)
+    return survivors
 
 
 if __name__ == "__main__":
