@@ -17,7 +17,7 @@ WHEEL_TESTS := tests/test_public_api.py tests/test_packaging.py
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint type unit test demo wheel docs check clean
+.PHONY: help setup fmt lint type unit test sim mutants demo wheel docs check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,14 @@ unit: setup ## the fast tests: one process each, no Trainer, no server
 test: setup ## all tests
 	$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
+# SEED=n replays one world, SEEDS=n runs as many, SCENARIO=file takes its world from there.
+sim: setup ## 300 simulated worlds with every promise checked; SEED=n tells the story of one
+	$(BIN)/python -m lightning_resilience.drill \
+		$(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(DIGEST),--digest $(DIGEST)) $(ARGS)
+
+mutants: setup ## plant one bug after the other, and see that the simulated worlds find each
+	$(BIN)/python -m tests.simulation.mutate $(ARGS)
+
 demo: setup ## survive a storage outage under torchrun, without and with the callback
 	$(BIN)/python examples/01_survive_an_outage.py $(ARGS)
 
@@ -68,7 +76,7 @@ wheel: setup ## build the wheel and test it from an empty folder, without the so
 docs: setup ## links, option table, and every fenced Python block
 	$(BIN)/pytest tests/test_docs.py
 
-check: lint type docs wheel test ## everything, as CI runs it; the summary of all tests comes last
+check: lint type docs wheel sim test ## everything, as CI runs it; the summary of all tests comes last
 
 clean: ## remove what the other targets made, but not .venv
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

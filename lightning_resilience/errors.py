@@ -15,6 +15,7 @@
     ├── CheckpointError                    a checkpoint is not what was written
     ├── CallTimeoutError (also TimeoutError)  a call was abandoned at its timeout
     ├── InvalidTransitionError             a bug of ours
+    ├── DrillFailedError                   a simulated job did not keep a promise; a bug of ours
     └── StoreError
         ├── StoreUnavailableError          their fault: the shared store did not answer
         └── CorruptRecordError             a record that does not decode
@@ -35,6 +36,7 @@ __all__ = [
     "CircuitOpenError",
     "ConfigError",
     "CorruptRecordError",
+    "DrillFailedError",
     "InvalidTransitionError",
     "JointError",
     "JointUnavailableError",
@@ -255,6 +257,23 @@ class CallTimeoutError(ResilienceError, TimeoutError):
 
 class InvalidTransitionError(ResilienceError):
     """A state machine was asked for a transition that does not exist. A bug of ours."""
+
+
+class DrillFailedError(ResilienceError):
+    """A simulated job did not keep a promise. A bug of ours, or of what is being tried.
+
+    Args:
+        message: What happened, with the numbers seen and the bound.
+        seed: Seed of the world; with the scenario it replays the run.
+        step: Entry of the agenda at which it was seen, counted from 1.
+        check: Name of the promise and of the check that has seen it.
+    """
+
+    def __init__(self, message: str, *, seed: int = 0, step: int = 0, check: str = "") -> None:
+        super().__init__(message)
+        self.seed = seed
+        self.step = step
+        self.check = check
 
 
 class StoreError(ResilienceError):

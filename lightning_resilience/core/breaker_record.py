@@ -172,7 +172,8 @@ def outranks(seen: BreakerRecord, found: BreakerRecord) -> bool:
     """Tell whether ``found`` was rebuilt by somebody who knew less than this process has seen.
 
     A rebuilt record is one epoch above what its writer saw, so an equal epoch is less. Each process
-    says so once for each store, since what it writes is what it has seen from then on.
+    says so until it is heard, once for each store: what it has written then is what it has seen
+    from there on.
     """
     return found.store_id != seen.store_id and seen.epoch >= found.epoch
 

@@ -42,6 +42,7 @@ __all__ = [
     "own_config",
     "probes_alone",
     "seeded",
+    "share_on_a_host",
     "stands_alone",
     "trust_s",
     "trusts",
@@ -143,6 +144,19 @@ def seeded(
         history=(),
         reason=reason,
     )
+
+
+def share_on_a_host(*, hosts: int, processes: int) -> float:
+    """Return how often one process of an isolated host sends the probe that is due.
+
+    Each of its processes goes its own way, and together they send one probe per wait. With one for
+    each, the probes of a large host are enough to keep a small dependency from answering any.
+
+    Args:
+        hosts: Hosts that use the dependency, ≥ 1.
+        processes: Processes of all hosts, ≥ 1.
+    """
+    return min(1.0, hosts / processes)
 
 
 def probes_alone(*, share: float, draw: float) -> bool:

@@ -35,7 +35,8 @@ key                                         value
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias, TypeVar
+from functools import lru_cache
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -229,7 +230,7 @@ class OutcomeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict of a joint operation, the same for every rank; write-once.
+    """The verdict of a joint operation, the same for every rank; before it, an open ballot.
 
     Args:
         v: Version of the format.
@@ -243,7 +244,8 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
         workers: Ranks that had work.
         lost_ranks: Ranks that were silent for too long.
         attempts: Attempts of the rank named.
-        writer: Nonce of this write.
+        is_open: Whether this is the ballot, and there is no verdict yet.
+        writer: Nonce of this write; of a ballot, that of the first gate.
     """
 
     v: int = VERSION
@@ -256,6 +258,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[int, ...] = ()
     lost_ranks: tuple[int, ...] = ()
     attempts: _Count = 0
+    is_open: bool = False
     writer: str
 
 
@@ -276,6 +279,12 @@ class _Versioned(msgspec.Struct):
 
 
 _encoder: Final = msgspec.json.Encoder()
+
+# Most of what is read was read before: slots that nobody has touched since, and in a simulated job
+# what a thousand others have read. Records are immutable, so they may be handed out again; at most
+# a few megabytes are kept.
+_MOST_KNOWN: Final = 1024
+_LONGEST_KNOWN: Final = 4096
 
 # RecursionError: fields that are skipped may be nested without end.
 _UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -300,6 +309,23 @@ def decode(kind: type[Record], raw: bytes, *, key: str) -> Record:
     Raises:
         CorruptRecordError: The bytes are not a record of this type and version.
     """
+    if len(raw) <= _LONGEST_KNOWN:
+        try:
+            known: Record = _decode_known(kind, raw)
+        except CorruptRecordError:
+            # Once more below, for an error that names the key.
+            pass
+        else:
+            return known
+    return _decode(kind, raw, key=key)
+
+
+@lru_cache(maxsize=_MOST_KNOWN)
+def _decode_known(kind: type[Any], raw: bytes) -> Any:  # noqa: ANN401 - a record of that kind
+    return _decode(kind, raw, key="")
+
+
+def _decode(kind: type[Record], raw: bytes, *, key: str) -> Record:
     try:
         version = msgspec.json.decode(raw, type=_Versioned).v
     except _UNDECODABLE as error:
@@ -346,8 +372,8 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         return f"lr/{self.run_id}/bell/{dependency}/{generation}"
 
     def waiting(self, dependency: str, generation: int) -> str:
-        """Counter that hands out places in line among the waiters of trip ``generation``."""
-        return f"lr/{self.run_id}/waiting/{dependency}/{generation}"
+        """Counter of places in line for trip ``generation``, anew for each start of the job."""
+        return f"lr/{self.run_id}/i{self.incarnation}/waiting/{dependency}/{generation}"
 
     def slot(self, dependency: str, index: int) -> str:
         """Key of one slot of a dependency's admission."""

@@ -52,6 +52,8 @@ VOICE_S: Final = 28.0
 _NEAREST: Final = 2
 _LOOKS_PER_LEASE: Final = 4
 _FAR_CHUNKS: Final = 2
+_MORE_PER_CHUNK: Final = 8
+_CHUNKS_UNTIL_ALL: Final = 2
 # A wait that ends exactly when the lease does may end an instant early by rounding.
 _MARGIN_S: Final = 0.001
 
@@ -61,9 +63,18 @@ def chunk_s(*, joint_timeout_s: float) -> float:
     return min(LONGEST_CHUNK_S, joint_timeout_s / 2)
 
 
-def is_near(ticket: int | None) -> bool:
-    """Tell whether a ticket is one of the two lowest; None is a ticket whose answer was lost."""
-    return ticket is not None and ticket <= _NEAREST
+def is_near(ticket: int | None, *, chunks: int = 0) -> bool:
+    """Tell whether a waiter is one of those who see to the probe.
+
+    They are the two with the lowest tickets; and the longer nobody rings, the more there are,
+    because the first may have died.
+
+    Args:
+        ticket: Its place in line; None is one whose answer was lost, or that was not asked for.
+        chunks: How often it has looked without having been woken.
+    """
+    nearest = _NEAREST * _MORE_PER_CHUNK ** min(chunks, _CHUNKS_UNTIL_ALL)
+    return chunks >= _CHUNKS_UNTIL_ALL or (ticket is not None and ticket <= nearest)
 
 
 def stands_far_back(ticket: tuple[str, int] | None, *, turn: int, slots: int) -> bool:

@@ -6,17 +6,20 @@ It does what the blocking driver does with a ``Call``. The work is not run in a 
 back the request that it has sent to storage; the call lasts as long as that. Meanwhile the caller
 wakes for whatever is due next. While it speaks to the store it hears of nothing else: as in the
 blocking driver, a call that has ended is noticed when the store has answered, or has not.
+
+A call without a timeout occupies its caller; a helper renews the lease, and a caller whose work has
+ended waits for a renewal that is under way, but not for longer than last words may take.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.events import StoreLost
 from lightning_resilience.drill.storage_model import Request
-from lightning_resilience.errors import CallTimeoutError
+from lightning_resilience.errors import CallTimeoutError, DrillFailedError
 from lightning_resilience.protocols import effects as fx
 
 
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.simulator import Simulator
 
 
-__all__ = ["RunningCall", "Token"]
+__all__ = ["LAST_WORDS_S", "RunningCall", "Token"]
 
-_NEVER_S = float("inf")
+LAST_WORDS_S: Final = 0.5
+"""As in the blocking driver: last words are for a store that answers. In seconds."""
+
+_NEVER_S: Final = float("inf")
 
 
 class Token:
@@ -74,13 +80,16 @@ class RunningCall:
 
     __slots__ = (
         "_answer",
+        "_began_at_s",
         "_duties",
         "_effect",
         "_ended_with",
         "_gives_up_at_s",
         "_has_ended",
+        "_heard_late",
         "_is_asking",
         "_is_due",
+        "_is_inline",
         "_is_over",
         "_process",
         "_request",
@@ -102,6 +111,9 @@ class RunningCall:
         self._answer = answer
         self._token = Token()
         self._request: Request | None = None
+        self._began_at_s = simulator.agenda.now_s
+        self._is_inline = effect.timeout_s is None
+        self._heard_late: Callable[[], None] | None = None
         self._is_over = False
         self._is_asking = False
         self._is_due = False
@@ -128,7 +140,10 @@ class RunningCall:
         """Start the work."""
         try:
             handed = self._effect.work(self._token)
-        except BaseException as error:  # noqa: BLE001 - every failure belongs to the protocol
+        except DrillFailedError:
+            # A promise that was seen to be broken is no failure of the work.
+            raise
+        except BaseException as error:  # noqa: BLE001 - every other failure belongs to the protocol
             self._simulator.agenda.after(0.0, self._finish, error)
             return
         if not isinstance(handed, Request):
@@ -150,11 +165,22 @@ class RunningCall:
             return
         if is_dead:
             self._simulator.storage.abort(self._request)
-        else:
+        elif self._request.ended_at_s is None:
             self._request.is_abandoned = True
+
+    def interrupt(self, error: BaseException) -> None:
+        """Throw an interruption into the caller, once it can take it."""
+        if self._is_asking and self._is_inline:
+            self._end_after_asking(error)
+        else:
+            self._is_over = True
+            self._answer(error)
 
     def woken(self) -> None:
         """Do what has become due while the process stood still."""
+        heard, self._heard_late = self._heard_late, None
+        if heard is not None:
+            heard()
         if self._is_due and not self._is_over:
             self._is_due = False
             self._look_around(None)
@@ -166,10 +192,21 @@ class RunningCall:
         if self._is_over or self._has_ended:
             return
         if self._is_asking:
-            self._has_ended, self._ended_with = True, value
+            self._end_after_asking(value)
             return
         self._is_over = True
         self._answer(value)
+
+    def _end_after_asking(self, value: Any) -> None:  # noqa: ANN401 - as above
+        self._has_ended, self._ended_with = True, value
+        if self._is_inline:
+            longest_s = self._process.host.clock.lasts_s(LAST_WORDS_S)
+            self._simulator.agenda.after(longest_s, self._ask_no_longer)
+
+    def _ask_no_longer(self, _value: Any = None) -> None:  # noqa: ANN401 - nothing
+        if not self._is_over:
+            self._is_over = True
+            self._answer(self._ended_with)
 
     def _schedule(self) -> None:
         next_at_s = min([self._gives_up_at_s, *(duty.due_at_s for duty in self._duties)])
@@ -200,7 +237,8 @@ class RunningCall:
         )
 
     def _speak(self, voice: fx.Voice) -> None:
-        self._simulator.emit(self._process, voice.event(voice.every_s))
+        silent_s = self._simulator.agenda.now_s - self._began_at_s
+        self._simulator.emit(self._process, voice.event(silent_s * self._process.host.clock.rate))
         self._schedule()
 
     def _beat(self, beat: fx.Beat) -> None:
@@ -217,20 +255,31 @@ class RunningCall:
         self._schedule()
 
     def _ask(self, effect: fx.Set | fx.CompareAndSet, answered: Callable[[Any], None]) -> None:
-        # Work that cannot be abandoned runs in the caller's thread; another one speaks for it.
-        self._is_asking = self._effect.timeout_s is not None
+        self._is_asking = True
         self._simulator.send(self._process, effect, partial(self._answered, answered))
 
     def _answered(self, answered: Callable[[Any], None], value: Any) -> None:  # noqa: ANN401 - whatever the store returns
         if not self._process.is_alive:
+            return
+        if self._process.is_paused:
+            self._heard_late = partial(self._answered, answered, value)
+            return
+        if self._is_over and not self._is_inline:
+            # Whoever asked was thrown out of its question.
             return
         if isinstance(value, BaseException):
             self._simulator.emit(self._process, StoreLost(op="beat", error=str(value)))
         else:
             answered(value)
         self._is_asking = False
-        if self._has_ended and not self._is_over:
-            self._is_over = True
-            self._answer(self._ended_with)
+        if self._has_ended:
+            self._ask_no_longer()
         elif not self._is_over:
-            self._schedule()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._is_inline:
+            # Its helper sleeps anew after each renewal; a caller counts from one to the next.
+            for duty in self._duties:
+                duty.due_at_s = self._in(duty.every_s)
+        self._schedule()

@@ -31,7 +31,7 @@ class Observer:
         """A key was written or deleted in the store, and the store holds the result."""
 
     def read(self, now_s: float, process: Process, key: str) -> None:
-        """A process's read of a key, or of several of which this is the first, was performed."""
+        """A process has read a key, or several of which this is the first or the last."""
 
     def emptied(self, now_s: float) -> None:
         """The store has lost everything."""
@@ -52,7 +52,7 @@ class Observer:
         """A process has ended an operation, with a result or an error."""
 
     def changed(self, now_s: float, process: Process, what: str) -> None:
-        """A process has started, crashed, paused, woken, been interrupted or ended."""
+        """A process has started, crashed, paused, woken, been interrupted, failed or ended."""
 
     def happened(self, now_s: float, what: str) -> None:
         """Something that the scenario says has happened to the world."""

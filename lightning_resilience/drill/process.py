@@ -16,7 +16,7 @@ from lightning_resilience.core.cells import Cells
 
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from lightning_resilience.drill.call_model import RunningCall
     from lightning_resilience.drill.store_model import Watch
@@ -89,7 +89,6 @@ class Operation:
         store_operations: What it had cost the store when it ended.
         result: What it returned.
         error: What it raised.
-        loads: Whether it has sent something to storage that still runs.
     """
 
     process: Process
@@ -119,10 +118,14 @@ class Process:
     Attributes:
         program: What it runs.
         circuit: What it remembers of the breaker, once it has begun.
-        state: ``running``, ``ended``, ``crashed`` or ``interrupted``.
+        state: ``running``, ``ended``, ``failed``, ``crashed`` or ``interrupted``.
+        error: What its program raised, where it failed.
         turn: Changes whenever it goes on; what was meant for an earlier turn comes too late.
         woken_at_s: When it last woke from standing still, on the virtual clock.
         paused_at_s: When it last began to stand still, on the virtual clock.
+        own: Its own store, for what it decides alone.
+        on_its_own: What performs operations on that, once it was needed.
+        watch: Its wait for a key of the shared store; kept while it does something else.
         store_operations: Operations that it has sent to the store.
         effects: Effects that it has asked for.
         operation: The operation that it makes now, or its last.
@@ -133,12 +136,14 @@ class Process:
         "circuit",
         "dice",
         "effects",
+        "error",
         "host",
         "hurries",
         "inbox",
         "incarnation",
         "is_paused",
         "name",
+        "on_its_own",
         "operation",
         "own",
         "paused_at_s",
@@ -150,7 +155,6 @@ class Process:
         "turn",
         "waiting_turn",
         "watch",
-        "watched_key",
         "woken_at_s",
     )
 
@@ -163,6 +167,7 @@ class Process:
         self.program: Generator[Effect, Any, Any] = _not_begun()
         self.circuit: Circuit | None = None
         self.state = "running"
+        self.error: Exception | None = None
         self.turn = 0
         self.is_paused = False
         self.paused_at_s = _NEVER_S
@@ -170,9 +175,9 @@ class Process:
         self.inbox: list[tuple[int, Any]] = []
         self.strikes: list[tuple[int, Strike]] = []
         self.own = Cells()
+        self.on_its_own: dict[type, Callable[[Any], Any]] = {}
         self.watch: Watch | None = None
         self.waiting_turn = -1
-        self.watched_key = ""
         self.call: RunningCall | None = None
         self.hurries = False
         self.effects = 0

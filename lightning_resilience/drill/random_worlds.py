@@ -64,6 +64,10 @@ _MOST_HOSTS: Final = 8
 _COUNTS: Final = ((0, 1), (1, 4), (2, 5), (3, 5), (4, 3), (5, 2))
 # Two hosts then differ by 1.44 at most; leases allow for 1.5.
 _LARGEST_RATE: Final = 1.2
+# What follows from a process group's timeout of half an hour.
+_JOINT_TIMEOUT_S: Final = 1440.0
+# How long after an outage faults may still strike, in seconds: an open wait, a probe, a ramp.
+_AFTERMATH_S: Final = 12.0
 # Shortest and longest fault, in seconds, and how often of ten times.
 _SPANS_S: Final = (((0.1, 3.0), 4), ((3.0, 20.0), 4), ((20.0, 60.0), 2))
 
@@ -127,12 +131,16 @@ def _workload(chance: Random) -> Workload:
         spread_s=chance.choice((0.0, 0.05, _seconds(chance, 0, 3))),
         on_outage=chance.choice(("wait", "wait", "fail")),
         when_open=chance.choice(("wait", "wait", "raise")),
+        joint_timeout_s=chance.choice((_JOINT_TIMEOUT_S, _seconds(chance, 20, 120))),
     )
 
 
 def _store(chance: Random) -> Store:
+    # Half of the stores lose nothing: there, nothing that goes wrong may be put down to a loss.
+    loses = chance.choice((False, True))
+
     def share() -> float:
-        return chance.choice((0.0, round(chance.uniform(0.001, 0.05), 4)))
+        return chance.choice((0.0, round(chance.uniform(0.001, 0.05), 4))) if loses else 0.0
 
     timeout_s = _seconds(chance, 1, 5)
     return Store(
@@ -244,16 +252,35 @@ class _Setting:
 def _faults(chance: Random, *, ranks: int, hosts: int, workload: Workload) -> tuple[Fault, ...]:
     mortal = tuple(sorted(chance.sample(range(ranks), ranks // 2)))
     setting = _Setting(chance=chance, ranks=ranks, hosts=hosts, mortal=mortal)
+    count = _weighted(chance, _COUNTS)
     faults: list[Fault] = []
-    at_s = 0.0
-    for number in range(_weighted(chance, _COUNTS)):
-        if number == 0 or chance.choice((False, True)):
+    at_s = last_s = 0.0
+    if count > 1 and chance.choice((False, True)):
+        # What is worst comes together: while the circuit is open, or is just being closed.
+        start_s = chance.randrange(workload.rounds) * workload.every_s
+        at_s = round(max(0.0, start_s + chance.uniform(-1, 0.5)), 3)
+        outage = _long_outage(setting, at_s)
+        faults.append(outage)
+        last_s = outage.for_s + _AFTERMATH_S
+        count -= 1
+    for number in range(count):
+        if last_s:
+            fault_at_s = round(at_s + chance.uniform(0, last_s), 3)
+        elif number == 0 or chance.choice((False, True)):
             start_s = chance.randrange(workload.rounds) * workload.every_s
-            at_s = round(max(0.0, start_s + chance.uniform(-1, workload.every_s / 2)), 3)
+            fault_at_s = at_s = round(
+                max(0.0, start_s + chance.uniform(-1, workload.every_s / 2)), 3
+            )
         else:
-            at_s = round(at_s + chance.uniform(0, 5), 3)
-        faults += _weighted(chance, _MAKERS)(setting, at_s)
+            fault_at_s = at_s = round(at_s + chance.uniform(0, 5), 3)
+        faults += _weighted(chance, _MAKERS)(setting, fault_at_s)
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _long_outage(setting: _Setting, at_s: float) -> Outage:
+    # Long enough for a probe that fails, short enough for one that does not.
+    error = setting.chance.choice(get_args(OutageFailure))
+    return Outage(at_s=at_s, for_s=_seconds(setting.chance, 3, 40), error=error)
 
 
 def _outage(setting: _Setting, at_s: float) -> list[Fault]:

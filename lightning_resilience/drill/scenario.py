@@ -93,7 +93,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spread_s: Seconds = 0.05
     on_outage: Literal["wait", "fail"] = "wait"
     when_open: Literal["wait", "raise"] = "wait"
-    joint_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 1440.0
+    joint_timeout_s: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "s"})] = 1440.0
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_resilience.drill.call_model import RunningCall
+from lightning_resilience.drill.call_model import LAST_WORDS_S, RunningCall
+from lightning_resilience.drill.store_model import Watch
+from lightning_resilience.errors import DrillFailedError, ResilienceError, StoreError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.store_effects import STORE_OPERATIONS, store_performers
 
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Simulator"]
-
-# As in the blocking driver: last words are for a store that answers.
-_LAST_WORDS_S: Final = 0.5
 
 
 class _Later:
@@ -66,7 +65,7 @@ class Simulator:
 
     Attributes:
         living: Processes that have neither ended nor crashed.
-        awake_at_s: When the last process that stands still, or stood still, wakes.
+        struck_until_s: When the last is over that has happened to a process, on the virtual clock.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Simulator:
         self.store = store
         self.storage = storage
         self.living = 0
-        self.awake_at_s = 0.0
+        self.struck_until_s = 0.0
         self._observers = observers
         self._store_timeout_s = store_timeout_s
         self._handlers: dict[type, Callable[[Process, Any], Any]] = {
@@ -109,27 +108,35 @@ class Simulator:
     def crash(self, process: Process) -> None:
         """Kill a process: nothing that it has not sent yet is ever sent."""
         if process.is_alive:
+            self._has_struck(0.0)
             self._end(process, "crashed")
             process.program.close()
 
     def pause(self, process: Process, for_s: float) -> None:
         """Let a process stand still for ``for_s`` seconds of the virtual clock."""
         if process.is_alive and not process.is_paused:
+            self._has_struck(for_s)
             process.is_paused, process.paused_at_s = True, self.agenda.now_s
             self._tell(process, f"paused for {for_s:.3f} s")
-            self.awake_at_s = max(self.awake_at_s, self.agenda.now_s + for_s)
             self.agenda.after(for_s, self._wake, process)
 
     def interrupt(self, process: Process) -> None:
         """Throw what Ctrl-C throws into whatever a process waits for."""
         if not process.is_alive:
             return
+        self._has_struck(0.0)
         self._tell(process, "is interrupted")
         process.hurries = True
+        error = KeyboardInterrupt()
         if process.is_paused:
-            process.inbox.insert(0, (process.turn, KeyboardInterrupt()))
+            process.inbox.insert(0, (process.turn, error))
+        elif process.call is not None:
+            process.call.interrupt(error)
         else:
-            self._deliver(process, process.turn, KeyboardInterrupt())
+            self._deliver(process, process.turn, error)
+
+    def _has_struck(self, for_s: float) -> None:
+        self.struck_until_s = max(self.struck_until_s, self.agenda.now_s + for_s)
 
     def _wake(self, process: Process) -> None:
         if not process.is_alive:
@@ -139,7 +146,10 @@ class Simulator:
         # Bounded: whatever is delivered now begins a new turn, for which nothing has come yet.
         waiting, process.inbox = process.inbox, []
         for turn, value in waiting:
-            self._deliver(process, turn, value)
+            if isinstance(value, Watch):
+                self._hear(process, turn, value)
+            else:
+                self._deliver(process, turn, value)
         if process.call is not None:
             process.call.woken()
 
@@ -151,7 +161,8 @@ class Simulator:
             process.call.cancel(is_dead=True)
             process.call = None
         if process.watch is not None:
-            process.watch.is_over = True
+            self.store.forget(process.watch)
+            process.watch = None
         self._tell(process, state)
 
     def _tell(self, process: Process, what: str) -> None:
@@ -176,6 +187,7 @@ class Simulator:
             self._perform(process, value.effect)
         elif isinstance(value, BaseException):
             self._abandon_call(process)
+            process.hurries = process.hurries or not isinstance(value, Exception)
             self._advance(process, program.throw, value)
         else:
             process.call = None
@@ -209,6 +221,13 @@ class Simulator:
             self._end(process, "ended")
         except (KeyboardInterrupt, SystemExit):
             self._end(process, "interrupted")
+        except DrillFailedError:
+            # Not of this process: a check has seen that a promise was not kept.
+            raise
+        except ResilienceError as error:
+            # As an exception that nobody catches ends a rank. Any other one is a bug, and is seen.
+            process.error = error
+            self._end(process, "failed")
 
     def _perform(self, process: Process, effect: Effect) -> None:
         value = self._handlers[type(effect)](process, effect)
@@ -225,10 +244,12 @@ class Simulator:
     def _hit(self, process: Process, strike: Strike, effect: Effect) -> KeyboardInterrupt | _Later:
         if strike.what == "crash":
             # The generator is running: it is closed once it has let go.
+            self._has_struck(0.0)
             self.agenda.after(0.0, self._close, process.program)
             self._end(process, "crashed")
             return _LATER
         if strike.what == "interrupt":
+            self._has_struck(0.0)
             self._tell(process, "is interrupted")
             process.hurries = True
             return KeyboardInterrupt()
@@ -248,7 +269,9 @@ class Simulator:
         return _LATER
 
     def _timeout_s(self, process: Process) -> float:
-        timeout_s = _LAST_WORDS_S if process.hurries else self._store_timeout_s
+        timeout_s = self._store_timeout_s
+        if process.hurries:
+            timeout_s = min(timeout_s, LAST_WORDS_S)
         return process.host.clock.lasts_s(timeout_s)
 
     def _ask_store(self, process: Process, effect: StoreEffect) -> _Later:
@@ -260,17 +283,17 @@ class Simulator:
         process.store_operations += 1
         self.store.send(process, effect, answer, timeout_s=self._timeout_s(process))
 
-    def _wait_for(self, process: Process, effect: fx.WaitFor) -> Any:  # noqa: ANN401 - True, False, or later
+    def _wait_for(self, process: Process, effect: fx.WaitFor) -> Any:  # noqa: ANN401 - True, False, an error, or later
+        watch = process.watch
+        if watch is None or watch.key != effect.key:
+            if watch is not None:
+                self.store.forget(watch)
+            process.store_operations += 1
+            rang = partial(self._rang, process)
+            watch = process.watch = self.store.watch(process, effect.key, rang)
         if effect.timeout_s <= 0:
             return False
-        watch = process.watch
-        if watch is None or process.watched_key != effect.key:
-            if watch is not None:
-                watch.is_over = True
-            process.watched_key = effect.key
-            process.store_operations += 1
-            process.watch = self.store.watch(process, effect.key, partial(self._rang, process))
-        elif watch.is_over:
+        if watch.is_over:
             # It rang, or broke, while nobody was waiting.
             process.watch = None
             return watch.value
@@ -279,24 +302,43 @@ class Simulator:
         self.agenda.after(lasts_s, partial(self._deliver, process, process.turn), value=False)
         return _LATER
 
-    def _rang(self, process: Process, value: Any) -> None:  # noqa: ANN401 - True, or an error
-        if process.is_alive and process.waiting_turn == process.turn:
+    def _rang(self, process: Process, _value: object) -> None:
+        watch = process.watch
+        if watch is None or process.waiting_turn != process.turn:
+            # It is heard when the process waits for this key again.
+            return
+        if process.is_paused:
+            process.inbox.append((process.turn, watch))
+        else:
+            self._hear(process, process.turn, watch)
+
+    def _hear(self, process: Process, turn: int, watch: Watch) -> None:
+        if process.turn == turn:
             process.watch = None
-            self._deliver(process, process.turn, value)
+            self._deliver(process, turn, watch.value)
 
     def _locally(self, process: Process, effect: fx.Local) -> Any:  # noqa: ANN401 - as the effect in it
         inner = effect.effect
         if not isinstance(inner, fx.WaitFor):
             return self.perform_own(process, inner)
+        if inner.timeout_s <= 0:
+            return False
         if inner.key in process.own.values:
             return True
+        # Nobody else writes there, so nothing wakes it before its time is up.
         lasts_s = process.host.clock.lasts_s(inner.timeout_s)
         self.agenda.after(lasts_s, partial(self._deliver, process, process.turn), value=False)
         return _LATER
 
-    def perform_own(self, process: Process, effect: StoreEffect) -> Any:  # noqa: ANN401 - whatever it returns
+    def perform_own(self, process: Process, effect: StoreEffect) -> Any:  # noqa: ANN401 - whatever it returns, or the error
         """Perform an operation on a process's own store."""
-        return store_performers(process.own)[type(effect)](effect)
+        performers = process.on_its_own
+        if not performers:
+            performers.update(store_performers(process.own))
+        try:
+            return performers[type(effect)](effect)
+        except StoreError as error:
+            return error
 
     def _call(self, process: Process, effect: fx.Call) -> _Later:
         answer = partial(self._deliver, process, process.turn)

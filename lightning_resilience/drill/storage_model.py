@@ -10,7 +10,6 @@ measured by.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -77,6 +76,7 @@ class Request:
         ended_at_s: When storage was done with it, or None.
         failed: How it failed; None for a success, and for one that still runs.
         is_abandoned: Whether its caller waits no longer.
+        is_served: Whether it has one of storage's slots now.
         on_end: Told when it ends.
     """
 
@@ -86,6 +86,7 @@ class Request:
         "ended_at_s",
         "failed",
         "is_abandoned",
+        "is_served",
         "kind",
         "on_end",
         "operation",
@@ -102,6 +103,7 @@ class Request:
         self.ended_at_s: float | None = None
         self.failed: Exception | None = None
         self.is_abandoned = False
+        self.is_served = False
         self.reached = False
         self.on_end: Callable[[Request], None] | None = None
 
@@ -127,7 +129,8 @@ class StorageModel:
         self._config = config
         self._dice = dice
         self.observers = observers
-        self._free_at_s = [0.0] * config.slots
+        self._free = config.slots
+        self._queue: deque[Request] = deque()
         self._faults: list[Outage | Brownout] = []
         self._hanging: list[Request] = []
         self._arrived_at_s: deque[float] = deque()
@@ -179,6 +182,7 @@ class StorageModel:
         if request.ended_at_s is None:
             request.failed = ConnectionAbortedError("the caller is gone")
             self._end(request)
+            self._leave(request)
 
     def _has_hang(self) -> bool:
         return any(isinstance(f, Outage) and f.error == "hang" for f in self._faults)
@@ -201,6 +205,13 @@ class StorageModel:
         return None
 
     def _serve(self, request: Request) -> None:
+        if self._free:
+            self._free -= 1
+            self._start(request)
+        else:
+            self._queue.append(request)
+
+    def _start(self, request: Request) -> None:
         config = self._config
         lasts_s = config.service_s
         if config.jitter:
@@ -208,21 +219,33 @@ class StorageModel:
         for fault in self._faults:
             if isinstance(fault, Brownout):
                 lasts_s *= fault.slowdown
-        begins_at_s = max(self._agenda.now_s, self._free_at_s[0])
-        heapq.heapreplace(self._free_at_s, begins_at_s + lasts_s)
-        self._agenda.at(begins_at_s + lasts_s, self._served, request)
+        request.is_served = True
+        self._agenda.after(lasts_s, self._served, request)
 
     def _served(self, request: Request) -> None:
         if request.ended_at_s is not None:
             return
+        self._leave(request)
+        if self._has_hang():
+            # The outage has begun meanwhile; and so has another one below.
+            self._hanging.append(request)
+            return
         for fault in self._faults:
             if isinstance(fault, Outage):
-                # The outage has begun meanwhile.
-                if fault.error == "hang":
-                    self._hanging.append(request)
-                    return
                 request.failed = _ERRORS[fault.error]()
         self._end(request)
+
+    def _leave(self, request: Request) -> None:
+        """Give a request's slot to the next in the queue that still wants it."""
+        if not request.is_served:
+            return
+        request.is_served = False
+        while self._queue:
+            following = self._queue.popleft()
+            if following.ended_at_s is None:
+                self._start(following)
+                return
+        self._free += 1
 
     def _end(self, request: Request) -> None:
         if request.ended_at_s is not None:

@@ -7,14 +7,16 @@ real one hard: its server is one thread with a queue; a request can be lost, or 
 client has given up on it; an answer can be lost, after the operation was performed; hosts can be
 cut off; the server can be gone, and come back with what it had or with nothing. Keys never expire.
 
-A client waits ``timeout_s`` for an answer and is then told ``StoreUnavailableError``, whatever has
-become of its request. One that a server refuses is told so at once.
+An operation is performed when it reaches the server, in the order of arrival; the queue before its
+thread delays the answer. A client waits ``timeout_s`` for that and is then told
+``StoreUnavailableError``, whatever has become of its request. One whose connection the server has
+closed, because it is gone, is told so at once, unless it is cut off: then it hears nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from lightning_resilience.core.cells import Cells
 from lightning_resilience.errors import StoreError, StoreUnavailableError
@@ -33,12 +35,32 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreModel", "Watch"]
 
+_NEVER_S: Final = float("-inf")
 
-@dataclass(slots=True)
-class Watch:
-    """A client that waits for a key, at the server."""
+
+class _Sent(NamedTuple):
+    """A request on its way; its ``answer`` is None where its client will have given up."""
 
     process: Process
+    effect: StoreEffect
+    answer: Callable[[Any], None] | None
+    timeout_s: float
+    gives_up_at_s: float
+    life: int
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """A client that waits for a key, at the server.
+
+    Args:
+        process: The client.
+        key: What it waits for.
+        answer: Is told True, or an error; nothing once ``is_over``.
+    """
+
+    process: Process
+    key: str
     answer: Callable[[Any], None]
     is_over: bool = False
     value: Any = None
@@ -73,9 +95,13 @@ class StoreModel:
         self._chance = dice.random.random
         self.observers = observers
         self._free_at_s = 0.0
+        # How many faults keep it away, and what it is to have when the last of them is over.
+        self._absences = 0
+        self._has_lost_all = False
         # Requests that were under way to a server which has gone since are refused.
         self._lives = 0
-        self._watches: dict[str, list[Watch]] = {}
+        self._went_at_s = _NEVER_S
+        self._watches: dict[str, dict[Watch, None]] = {}
 
     # --- what clients do -----------------------------------------------------------------------
 
@@ -96,36 +122,52 @@ class StoreModel:
             timeout_s: How long the client waits, in seconds of the virtual clock.
         """
         now_s = self._agenda.now_s
-        gives_up_at_s = now_s + timeout_s
-        if self.is_gone:
-            self._agenda.at(now_s + 2 * self._config.latency_s, answer, _refused(effect))
-            return
+        sent = _Sent(process, effect, answer, timeout_s, now_s + timeout_s, self._lives)
         if process.host.is_cut_off(now_s):
-            self._agenda.at(gives_up_at_s, answer, _unanswered(effect, timeout_s))
+            self._let_wait(sent)
             return
-        arrives_at_s = now_s + self._config.latency_s
+        if self.is_gone:
+            back_at_s = now_s + 2 * self._config.latency_s
+            self._agenda.at(min(back_at_s, sent.gives_up_at_s), answer, _refused(effect))
+            return
+        late_s: float | None = 0.0
         is_answered = True
         if self._is_lossy:
             late_s, is_answered = self._luck()
-            if late_s is None:
-                self._agenda.at(gives_up_at_s, answer, _unanswered(effect, timeout_s))
-                return
-            arrives_at_s += late_s
-        request = (process, effect, answer if is_answered else None, gives_up_at_s, self._lives)
-        if arrives_at_s >= gives_up_at_s or not is_answered:
-            self._agenda.at(gives_up_at_s, answer, _unanswered(effect, timeout_s))
-            request = (process, effect, None, gives_up_at_s, self._lives)
-        self._agenda.at(arrives_at_s, self._arrive, request)
+        if late_s is None:
+            self._let_wait(sent)
+            return
+        arrives_at_s = now_s + self._config.latency_s + late_s
+        if not is_answered or arrives_at_s >= sent.gives_up_at_s:
+            self._let_wait(sent)
+            sent = sent._replace(answer=None)
+        self._agenda.at(arrives_at_s, self._arrive, sent)
+
+    def _let_wait(self, sent: _Sent) -> None:
+        """Let a client hear nothing until it gives up."""
+        if sent.answer is not None:
+            self._agenda.at(sent.gives_up_at_s, sent.answer, _unanswered(sent))
 
     def watch(self, process: Process, key: str, answer: Callable[[Any], None]) -> Watch:
         """Wait for a key at the server, for as long as it takes; ``answer`` is told True.
 
+        Its message is never lost: a connection that is not answered is tried again.
+
         Returns:
-            The wait; whoever sets its ``is_over`` is told nothing more.
+            The wait, to be ended with ``forget`` by who is interested no longer.
         """
-        watch = Watch(process, answer)
-        self._agenda.after(self._config.latency_s, self._begin_watch, (key, watch, self._lives))
+        watch = Watch(process, key, answer)
+        self._agenda.after(self._config.latency_s, self._begin_watch, (watch, self._lives))
         return watch
+
+    def forget(self, watch: Watch) -> None:
+        """End a wait: its connection is closed, and its client is told nothing more."""
+        watch.is_over = True
+        waiting = self._watches.get(watch.key)
+        if waiting is not None:
+            waiting.pop(watch, None)
+            if not waiting:
+                del self._watches[watch.key]
 
     def _luck(self) -> tuple[float | None, bool]:
         config = self._config
@@ -138,27 +180,45 @@ class StoreModel:
 
     # --- what the server does ------------------------------------------------------------------
 
-    def _arrive(
-        self, request: tuple[Process, StoreEffect, Callable[[Any], None] | None, float, int]
-    ) -> None:
-        process, effect, answer, gives_up_at_s, life = request
-        if life != self._lives:
-            if answer is not None:
-                answer(_refused(effect))
+    def _arrive(self, sent: _Sent) -> None:
+        if sent.life != self._lives:
+            self._refuse(sent)
             return
-        now_s = self._agenda.now_s
-        began_at_s = max(now_s, self._free_at_s)
-        self._free_at_s = began_at_s + self._config.service_s
-        self.longest_queue_s = max(self.longest_queue_s, began_at_s - now_s)
-        value = self.perform(process, effect)
-        if answer is None:
+        answered_at_s = self._take_a_turn() + self._config.latency_s
+        value = self.perform(sent.process, sent.effect)
+        if sent.answer is None:
             return
-        answered_at_s = self._free_at_s + self._config.latency_s
-        if answered_at_s >= gives_up_at_s or process.host.is_cut_off(answered_at_s):
-            waited_s = gives_up_at_s - now_s + self._config.latency_s
-            self._agenda.at(gives_up_at_s, answer, _unanswered(effect, waited_s))
+        if answered_at_s >= sent.gives_up_at_s:
+            self._let_wait(sent)
         else:
-            self._agenda.at(answered_at_s, answer, value)
+            self._agenda.at(answered_at_s, self._return, (sent, value))
+
+    def _return(self, answered: tuple[_Sent, Any]) -> None:
+        sent, value = answered
+        if sent.process.host.is_cut_off(self._agenda.now_s):
+            self._let_wait(sent)
+        elif sent.life != self._lives and self._went_at_s <= self._sent_back_at_s():
+            # It was performed, but its server went before it could say so.
+            self._refuse(sent)
+        elif sent.answer is not None:
+            sent.answer(value)
+
+    def _sent_back_at_s(self) -> float:
+        return self._agenda.now_s - self._config.latency_s
+
+    def _refuse(self, sent: _Sent) -> None:
+        if sent.process.host.is_cut_off(self._agenda.now_s):
+            self._let_wait(sent)
+        elif sent.answer is not None:
+            sent.answer(_refused(sent.effect))
+
+    def _take_a_turn(self) -> float:
+        """Return when the server's thread has done with what has just come."""
+        now_s = self._agenda.now_s
+        begins_at_s = max(now_s, self._free_at_s)
+        self.longest_queue_s = max(self.longest_queue_s, begins_at_s - now_s)
+        self._free_at_s = begins_at_s + self._config.service_s
+        return self._free_at_s
 
     def perform(self, process: Process, effect: StoreEffect) -> Any:  # noqa: ANN401 - whatever the operation returns
         """Perform an operation now.
@@ -175,8 +235,10 @@ class StoreModel:
         return self.cells.get(effect.key)
 
     def _multi_get(self, process: Process, effect: fx.MultiGet) -> list[bytes | None]:
-        for read in self.observers.read:
+        for read in self.observers.read if effect.keys else ():
             read(self._agenda.now_s, process, effect.keys[0])
+            if len(effect.keys) > 1:
+                read(self._agenda.now_s, process, effect.keys[-1])
         return self.cells.multi_get(effect.keys)
 
     def _set(self, process: Process, effect: fx.Set) -> None:
@@ -194,7 +256,7 @@ class StoreModel:
     def _compare_and_set(self, process: Process, effect: fx.CompareAndSet) -> bytes:
         before = self.cells.values.get(effect.key)
         returned = self.cells.compare_and_set(effect.key, effect.expected, effect.desired)
-        if self.cells.values.get(effect.key) is not before:
+        if self.cells.values.get(effect.key) != before:
             self._has_changed(process, effect.key, before)
         return returned
 
@@ -224,31 +286,37 @@ class StoreModel:
             self._free_at_s = max(self._free_at_s, now_s) + self._config.service_s
             self._agenda.at(self._free_at_s + self._config.latency_s, self._wake, watch)
 
-    def _begin_watch(self, request: tuple[str, Watch, int]) -> None:
-        key, watch, life = request
-        now_s = self._agenda.now_s
+    def _begin_watch(self, request: tuple[Watch, int]) -> None:
+        watch, life = request
         if watch.is_over:
             return
-        if self.is_gone or life != self._lives:
-            self._end_watch(watch, _refused(fx.WaitFor(key, 0.0)))
-        elif watch.process.host.is_cut_off(now_s):
+        host = watch.process.host
+        if host.is_cut_off(self._agenda.now_s):
             # A connection that is not answered is tried again: it waits once the way is free.
-            self._agenda.at(watch.process.host.cut_off_until_s, self._begin_watch, request)
-        elif key in self.cells.values:
-            self._agenda.after(self._config.latency_s, self._wake, watch)
+            self._agenda.at(host.cut_off_until_s, self._begin_watch, request)
+        elif self.is_gone or life != self._lives:
+            self._agenda.after(self._config.latency_s, self._refuse_watch, watch)
         else:
-            self._watches.setdefault(key, []).append(watch)
+            answered_at_s = self._take_a_turn() + self._config.latency_s
+            if watch.key in self.cells.values:
+                self._agenda.at(answered_at_s, self._wake, watch)
+            else:
+                self._watches.setdefault(watch.key, {})[watch] = None
 
     def _wake(self, watch: Watch) -> None:
-        host = watch.process.host
-        if host.is_cut_off(self._agenda.now_s) and not watch.is_over:
-            # It is sent again until the way is free.
-            self._agenda.at(host.cut_off_until_s, self._wake, watch)
-        else:
-            self._end_watch(watch, value=True)
+        self._end_watch(watch, self._wake, value=True)
 
-    def _end_watch(self, watch: Watch, value: Any) -> None:  # noqa: ANN401 - True, or an error
-        if not watch.is_over:
+    def _refuse_watch(self, watch: Watch) -> None:
+        self._end_watch(watch, self._refuse_watch, _refused(fx.WaitFor(watch.key, 0.0)))
+
+    def _end_watch(self, watch: Watch, again: Callable[[Watch], None], value: Any) -> None:  # noqa: ANN401 - True, or an error
+        host = watch.process.host
+        if watch.is_over:
+            return
+        if host.is_cut_off(self._agenda.now_s):
+            # It is sent again until the way is free.
+            self._agenda.at(host.cut_off_until_s, again, watch)
+        else:
             watch.is_over, watch.value = True, value
             watch.answer(value)
 
@@ -256,17 +324,27 @@ class StoreModel:
 
     def go(self) -> None:
         """Let the server be gone: whoever waits at it, or is under way, is refused."""
+        self._absences += 1
         self.is_gone = True
         self._lives += 1
+        self._went_at_s = self._free_at_s = self._agenda.now_s
         watches, self._watches = self._watches, {}
-        for key, waiting in watches.items():
+        for waiting in watches.values():
             for watch in waiting:
-                self._end_watch(watch, _refused(fx.WaitFor(key, 0.0)))
+                self._agenda.after(self._config.latency_s, self._refuse_watch, watch)
 
     def come_back(self, *, empty: bool) -> None:
-        """Let the server be back, with what it had or with nothing."""
+        """Let the server be back, with what it had or with nothing.
+
+        Where several faults keep it away it is back after the last, and empty after any such.
+        """
+        self._absences -= 1
+        self._has_lost_all = self._has_lost_all or empty
+        if self._absences:
+            return
         self.is_gone = False
-        if empty:
+        if self._has_lost_all:
+            self._has_lost_all = False
             self.cells.values.clear()
             for emptied in self.observers.emptied:
                 emptied(self._agenda.now_s)
@@ -276,7 +354,7 @@ def _refused(effect: StoreEffect) -> StoreUnavailableError:
     return StoreUnavailableError(f"{type(effect).__name__} was refused: the store's server is gone")
 
 
-def _unanswered(effect: StoreEffect, timeout_s: float) -> StoreUnavailableError:
+def _unanswered(sent: _Sent) -> StoreUnavailableError:
     return StoreUnavailableError(
-        f"{type(effect).__name__} was not answered within {timeout_s:.3g} s"
+        f"{type(sent.effect).__name__} was not answered within {sent.timeout_s:.3g} s"
     )

@@ -3,14 +3,17 @@
 """The ordered record of a run: a digest of all of it, and a story of what matters.
 
 Two runs of one seed, scenario and commit have one digest, in any process and on any machine. It
-covers what was written to the store byte by byte, what reached storage, what processes reported and
-what became of them, each with its instant.
+covers what was read from the store and what was written to it byte by byte, what reached storage
+and how it ended, what processes reported word by word, what they made and what became of them, each
+with its instant and all in order.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 import xxhash
 
 from lightning_resilience.drill.observer import Observer
@@ -25,6 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Story", "Trace"]
 
+# What an entry begins with: its instant, its kind, and how long its two texts are, so that no two
+# sequences of entries are one sequence of bytes.
+_pack: Final = struct.Struct("<dcII").pack
+_LONGEST_BUFFER: Final = 1 << 16
+_encode: Final = msgspec.json.Encoder().encode
+
 
 class Trace(Observer):
     """Makes the digest of a run.
@@ -36,48 +45,77 @@ class Trace(Observer):
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
         self._hash = xxhash.xxh3_128()
+        # Hashing many small entries at once is cheaper than one after the other.
+        self._buffer = bytearray()
 
     @property
     def digest(self) -> str:
         """What tells this run from every other one, 32 hexadecimal digits."""
+        self._flush()
         return self._hash.hexdigest()
 
-    def _note(self, now_s: float, what: str) -> None:
-        self._hash.update(f"{now_s.hex()} {what}\n".encode())
+    def _note(self, now_s: float, kind: bytes, *, who: str = "", what: bytes = b"") -> None:
+        name = who.encode()
+        self._buffer += _pack(now_s, kind, len(name), len(what)) + name + what
+        if len(self._buffer) > _LONGEST_BUFFER:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._hash.update(self._buffer)
+        self._buffer.clear()
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
         """Note what is there now, byte by byte."""
         del before
-        self._note(now_s, f"{process.name} {key}")
-        self._hash.update(self._cells.values.get(key, b""))
+        value = self._cells.values.get(key)
+        kind = b"d" if value is None else b"w"
+        self._note(now_s, kind, who=process.name, what=key.encode())
+        self._note(now_s, b"=", what=value or b"")
+
+    def read(self, now_s: float, process: Process, key: str) -> None:
+        """Note who looked, and where."""
+        self._note(now_s, b"r", who=process.name, what=key.encode())
 
     def emptied(self, now_s: float) -> None:
         """Note it."""
-        self._note(now_s, "emptied")
+        self._note(now_s, b"0")
 
     def began(self, now_s: float, request: Request) -> None:
-        """Note who came."""
-        self._note(now_s, f"{request.process.name} {request.kind} {request.attempt}")
+        """Note who came, and what for."""
+        self._note(now_s, b"b", who=request.process.name, what=_request(request))
 
     def ended(self, now_s: float, request: Request) -> None:
         """Note how it ended."""
-        self._note(now_s, f"{request.process.name} {request.kind} {request.failed!r}")
+        end = f" {request.is_abandoned} {request.failed!r}".encode()
+        self._note(now_s, b"e", who=request.process.name, what=_request(request) + end)
 
     def emitted(self, now_s: float, process: Process, event: Event) -> None:
-        """Note what was said."""
-        self._note(now_s, f"{process.name} {type(event).__name__}")
+        """Note what was said, word by word."""
+        self._note(now_s, b"s", who=process.name, what=type(event).__name__.encode())
+        self._note(now_s, b":", what=_encode(event))
+
+    def operation_began(self, now_s: float, operation: Operation) -> None:
+        """Note what is made."""
+        what = f"{operation.kind} {operation.number}".encode()
+        self._note(now_s, b"(", who=operation.process.name, what=what)
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
-        """Note how it ended."""
-        self._note(now_s, f"{operation.process.name} {operation.number} {_ending(operation)}")
+        """Note how it ended, and what it has cost."""
+        what = f"{operation.number} {operation.store_operations} {_ending(operation)}".encode()
+        self._note(now_s, b")", who=operation.process.name, what=what)
 
     def changed(self, now_s: float, process: Process, what: str) -> None:
         """Note it."""
-        self._note(now_s, f"{process.name} {what}")
+        self._note(now_s, b"p", who=process.name, what=what.encode())
 
     def happened(self, now_s: float, what: str) -> None:
         """Note it."""
-        self._note(now_s, what)
+        self._note(now_s, b"h", what=what.encode())
+
+
+def _request(request: Request) -> bytes:
+    operation = request.operation
+    return f"{request.kind} {operation.kind} {operation.number} {request.attempt}".encode()
 
 
 def _ending(operation: Operation) -> str:

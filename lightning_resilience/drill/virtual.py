@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.validation import check_seconds
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Agenda", "HostClock", "SeededDice"]
+
+# No real wait is shorter. And where the virtual clock shows a large number and a host's a small
+# one, a shorter wait could be lost in rounding, and its loop would turn for ever in one instant.
+_SHORTEST_S: Final = 1e-6
 
 
 class Agenda:
@@ -104,8 +108,11 @@ class HostClock:
         return self.offset_s + self.rate * now_s
 
     def lasts_s(self, duration_s: float) -> float:
-        """Return how long a duration of this clock lasts on the virtual one; never below 0."""
-        return max(0.0, duration_s / self.rate)
+        """Return how long a duration of this clock lasts on the virtual one, in seconds.
+
+        It is 0 for one that is not above 0, and at least a microsecond for every other one.
+        """
+        return max(_SHORTEST_S, duration_s / self.rate) if duration_s > 0 else 0.0
 
 
 class SeededDice:

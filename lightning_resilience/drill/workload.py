@@ -25,6 +25,7 @@ from lightning_resilience.protocols.circuit_memory import Limits, Link, give_det
 from lightning_resilience.protocols.effects import Draw, Sleep
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, Member, Part, perform
+from lightning_resilience.protocols.joint_fence import enlist
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.probe import Patience
 
@@ -44,9 +45,12 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint import JointResult
 
 
-__all__ = ["DEPENDENCY", "Job"]
+__all__ = ["DEPENDENCY", "WORKER", "Job"]
 
 DEPENDENCY: Final = "drill://storage:write"
+WORKER: Final = 0
+"""The rank that works in joint saves."""
+
 _LONGEST_BEAT_S: Final = 5.0
 _BEATS_PER_TIMEOUT: Final = 4
 _MOST_CAUSES: Final = 20
@@ -79,9 +83,9 @@ class Job:
         member = self._member(process)
         if "joint" in work.kinds or not scenario.may_go_alone:
             # As the callback does: nobody is let through before the record was read.
-            beginning = begin(circuit, new_incarnation=process.rank == 0)
+            beginning = _begin(circuit, member)
             try:
-                yield from with_persistence(beginning, _persistence(member))
+                member = yield from with_persistence(beginning, _persistence(member))
             except ResilienceError:
                 # The store was away for too long, and the job does not start.
                 return
@@ -156,7 +160,12 @@ class Job:
             # Its frames would keep all that the operation has held.
             operation.error = _without_frames(operation.error)
 
-    def _patience(self, operation: Operation, *, when_open: str) -> Patience:
+    def _patience(self, operation: Operation) -> Patience:
+        work = self.scenario.workload
+        when_open = work.when_open
+        if operation.kind == "joint":
+            # As the callback does.
+            when_open = "raise" if work.on_outage == "fail" else "wait"
         return Patience(
             probe=partial(self._submit, operation, "probe"),
             classify=classify,
@@ -173,43 +182,40 @@ class Job:
         self.storage.submit(request)
         return request
 
-    def _guarded(self, operation: Operation, *, is_joint: bool) -> GuardedCall:
+    def _guarded(self, operation: Operation) -> GuardedCall:
         scenario = self.scenario
-        when_open = "wait" if is_joint else scenario.workload.when_open
+        is_joint = operation.kind == "joint"
         return GuardedCall(
             work=partial(self._submit, operation, "call"),
             operation=operation.kind,
             target=f"{operation.number}.ckpt",
             policy=scenario.retry,
-            patience=self._patience(operation, when_open=when_open),
+            patience=self._patience(operation),
             collective=operation.kind == "collective",
             may_go_alone=scenario.may_go_alone and not is_joint,
             store_patience_s=None if is_joint else _STORE_PATIENCE_S,
         )
 
     def _call(self, operation: Operation, circuit: Circuit) -> Protocol[Guarded]:
-        return guard(circuit, self._guarded(operation, is_joint=False))
+        return guard(circuit, self._guarded(operation))
 
     def _save(
         self, operation: Operation, circuit: Circuit, member: Member
     ) -> Protocol[JointResult]:
-        worker = 0
         joint = Joint(
             op="save",
             seq=operation.number,
             digest="",
             subject=f"{operation.number}.ckpt",
-            workers=(worker,),
+            workers=(WORKER,),
             circuit=circuit,
-            patience=self._patience(operation, when_open="wait"),
+            patience=self._patience(operation),
             deadline_s=self.scenario.retry.deadline_s,
         )
         part = None
-        if member.rank == worker:
+        if member.rank == WORKER:
             part = Part(
-                run=lambda started_at_s: guard(
-                    circuit, self._guarded(operation, is_joint=True), started_at_s
-                ),
+                run=lambda started_at_s: guard(circuit, self._guarded(operation), started_at_s),
                 detail=lambda done: str(done.value),
                 outcome=lambda error: report_of(error, rank=member.rank, outcome=classify(error)),
             )
@@ -221,6 +227,11 @@ class Job:
         if failure is not None:
             raise failure
         return result
+
+
+def _begin(circuit: Circuit, member: Member) -> Protocol[Member]:
+    yield from begin(circuit, new_incarnation=member.rank == 0)
+    return (yield from enlist(member))
 
 
 def _persistence(member: Member) -> Persistence:

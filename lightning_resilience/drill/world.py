@@ -90,8 +90,11 @@ class World:
 
     @property
     def healed_at_s(self) -> float:
-        """When the last fault is over, on the virtual clock; later where a pause comes late."""
-        return max(self._faults_over_at_s, self.simulator.awake_at_s)
+        """When the last fault is over, on the virtual clock.
+
+        It grows where a fault strikes only after some effects, and so later than was planned.
+        """
+        return max(self._faults_over_at_s, self.simulator.struck_until_s)
 
     def _clock(self) -> HostClock:
         clocks = self.scenario.clocks
@@ -113,18 +116,15 @@ class World:
         Returns:
             Whether all have ended by then.
         """
-        agenda = self.agenda
-        while True:
-            next_at_s = agenda.next_at_s()
-            if next_at_s is None or self._is_over():
-                return self.simulator.living == 0
+        agenda, simulator = self.agenda, self.simulator
+        while (next_at_s := agenda.next_at_s()) is not None:
+            # Faults that are still to come may make new processes, and the first come at 0.
+            if not simulator.living and next_at_s > self.healed_at_s:
+                break
             if next_at_s > until_s:
                 return False
             agenda.step()
-
-    def _is_over(self) -> bool:
-        # A restart that is still to come makes new processes.
-        return self.simulator.living == 0 and self.agenda.now_s >= self.healed_at_s
+        return simulator.living == 0
 
     # --- processes -----------------------------------------------------------------------------
 

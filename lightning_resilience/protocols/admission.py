@@ -136,7 +136,13 @@ class _Line:
 
 
 def enter(
-    circuit: Circuit, *, operation: str, voice_s: float, deadline_at_s: float, woken: bool = False
+    circuit: Circuit,
+    *,
+    operation: str,
+    voice_s: float,
+    deadline_at_s: float,
+    collective: bool = True,
+    woken: bool = False,
 ) -> Protocol[tuple[BreakerView, Permit | None] | None]:
     """Wait for a slot.
 
@@ -145,12 +151,13 @@ def enter(
         operation: What waits, for the events.
         voice_s: Longest time between two events that say what is awaited, in seconds.
         deadline_at_s: When to give up, on this process's clock.
+        collective: Whether the call needs a slot also while the circuit is closed.
         woken: Whether the bell has just rung for all who waited. Then this one comes when it is its
             turn, and does not look before.
 
     Returns:
         The view by which the slot was claimed, and the permit, or None in its place where the
-        circuit has closed meanwhile and one who was woken needs none. None where the circuit does
+        circuit has closed meanwhile and the call needs none. None where the circuit does
         not let calls through any more, or the deadline has passed: the caller looks at the breaker
         again.
     """
@@ -171,26 +178,38 @@ def enter(
         view, slots = yield from _look_in_line(circuit, line)
         if not breaker.passes(view.record):
             return None
-        chosen = yield from _choose(circuit, view, slots)
+        if not core.needs_slot(view.record, collective=collective):
+            return view, None
+        permit, queue = yield from _try(circuit, view, slots, line=line)
+        if permit is not None:
+            # Not the circuit's view: another thread may have seen a later epoch since.
+            return view, permit
         now_s: float = yield Now()
-        line.queue = line_up.look_on(
-            line.queue,
-            slots,
-            ticket=line.ticket,
-            limit=view.record.limit,
-            is_free=chosen is not None,
-            now_s=now_s,
-        )
-        may_try = line_up.may_try(line.queue, has_waited=line.has_waited, now_s=now_s)
-        if chosen is not None and may_try:
-            permit = yield from _claim(circuit, view, chosen, line=line)
-            if permit is not None:
-                # Not the circuit's view: another thread may have seen a later epoch since.
-                return view, permit
-        now_s = yield Now()
         if now_s >= deadline_at_s:
             return None
-        yield from _wait(circuit, line, line.queue)
+        yield from _wait(circuit, line, queue)
+
+
+def _try(
+    circuit: Circuit, view: BreakerView, slots: tuple[cells.Slot, ...], *, line: _Line
+) -> Protocol[tuple[Permit | None, Queue]]:
+    chosen = yield from _choose(circuit, view, slots)
+    now_s: float = yield Now()
+    line.queue = queue = line_up.look_on(
+        line.queue,
+        slots,
+        ticket=line.ticket,
+        limit=view.record.limit,
+        is_free=chosen is not None,
+        now_s=now_s,
+    )
+    if chosen is None:
+        return None, queue
+    # One that is silent is taken by whoever sees it: those who come before have not.
+    is_its_turn = line_up.may_try(queue, has_waited=line.has_waited, now_s=now_s)
+    if chosen.is_free and not is_its_turn:
+        return None, queue
+    return (yield from _claim(circuit, view, chosen, line=line)), queue
 
 
 def look(circuit: Circuit) -> Protocol[tuple[BreakerView, tuple[cells.Slot, ...]]]:

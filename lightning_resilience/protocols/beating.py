@@ -13,7 +13,7 @@ somebody else sets ends the wait (``OvertakenError``). Work that is under way is
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,16 +28,29 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Beat, Effect, Protocol
 
 
-__all__ = ["OvertakenError", "with_beat"]
+__all__ = ["End", "OvertakenError", "with_beat"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """What a rank that waits looks out for.
+
+    Args:
+        key: Where it will be.
+        has_come: Whether it is what was found there.
+    """
+
+    key: str
+    has_come: Callable[[bytes], bool]
 
 
 class OvertakenError(Exception):
     """What this rank was waiting for does not matter any more. Never leaves ``protocols``."""
 
 
-def with_beat(inner: Protocol[T], beat: Beat, *, ends_with: str = "") -> Protocol[T]:
+def with_beat(inner: Protocol[T], beat: Beat, *, ends: End | None = None) -> Protocol[T]:
     """Run ``inner`` and write ``beat.key`` at least every ``beat.every_s`` seconds meanwhile.
 
     A beat that cannot be written is left out: the work is more important, and others notice a store
@@ -46,35 +59,35 @@ def with_beat(inner: Protocol[T], beat: Beat, *, ends_with: str = "") -> Protoco
     Args:
         inner: The protocol.
         beat: Key and interval.
-        ends_with: Key that ends every wait once it exists; empty where there is none.
+        ends: What ends every wait, or None.
 
     Returns:
         What ``inner`` returns.
 
     Raises:
-        OvertakenError: That key exists, and ``inner`` did not catch it.
+        OvertakenError: That is there, and ``inner`` did not catch it.
     """
-    return transform(inner, partial(_perform, beat=beat, ends_with=ends_with))
+    return transform(inner, partial(_perform, beat=beat, ends=ends))
 
 
-def _perform(effect: Effect, *, beat: Beat, ends_with: str) -> Protocol[Any]:
+def _perform(effect: Effect, *, beat: Beat, ends: End | None) -> Protocol[Any]:
     if isinstance(effect, Call) and effect.beat is None:
         return (yield replace(effect, beat=beat))
     if isinstance(effect, Sleep):
-        return (yield from _sleep(effect.duration_s, beat, ends_with))
+        return (yield from _sleep(effect.duration_s, beat, ends))
     if isinstance(effect, WaitFor):
-        return (yield from _wait(effect, beat, WaitFor, ends_with=ends_with))
+        return (yield from _wait(effect, beat, WaitFor, ends=ends))
     if isinstance(effect, Local) and isinstance(effect.effect, WaitFor):
-        return (yield from _wait(effect.effect, beat, _wait_locally, ends_with=ends_with))
+        return (yield from _wait(effect.effect, beat, _wait_locally, ends=ends))
     return (yield effect)
 
 
-def _sleep(duration_s: float, beat: Beat, ends_with: str) -> Protocol[None]:
+def _sleep(duration_s: float, beat: Beat, ends: End | None) -> Protocol[None]:
     remaining_s = duration_s
     while remaining_s > beat.every_s:
         yield Sleep(beat.every_s)
         remaining_s -= beat.every_s
-        yield from _write(beat, ends_with)
+        yield from _write(beat, ends)
     yield Sleep(remaining_s)
 
 
@@ -87,24 +100,27 @@ def _wait(
     beat: Beat,
     piece: Callable[[str, float], WaitFor | Local],
     *,
-    ends_with: str,
+    ends: End | None,
 ) -> Protocol[bool]:
     remaining_s = effect.timeout_s
     while remaining_s > beat.every_s:
         if (yield piece(effect.key, beat.every_s)):
             return True
         remaining_s -= beat.every_s
-        yield from _write(beat, ends_with)
+        yield from _write(beat, ends)
     found: bool = yield piece(effect.key, remaining_s)
     return found
 
 
-def _write(beat: Beat, ends_with: str) -> Protocol[None]:
+def _write(beat: Beat, ends: End | None) -> Protocol[None]:
     nonce: str = yield Nonce()
     try:
         yield Set(beat.key, nonce.encode())
     except StoreUnavailableError:
         return
-    if ends_with and (yield Get(ends_with)) is not None:
-        message = f"{ends_with} is there"
+    if ends is None:
+        return
+    raw: bytes | None = yield Get(ends.key)
+    if raw is not None and ends.has_come(raw):
+        message = f"{ends.key} is there"
         raise OvertakenError(message)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from lightning_resilience.core import breaker, lease, window
 from lightning_resilience.core.breaker import (
     AttemptFailed,
@@ -83,9 +85,8 @@ def accept(circuit: Circuit, raw: bytes | None, *, sent_at_s: float) -> Protocol
     """
     if raw is None:
         raw = yield from _create(circuit)
-    elif circuit.view is not None and breaker.outranks(
-        circuit.view.record, decode(BreakerRecord, raw, key=circuit.key)
-    ):
+    if circuit.view is not None and _knows_less(circuit, circuit.view, raw):
+        # Also right after a creation: somebody who knew less may have been faster.
         raw = yield from _overrule(circuit, circuit.view.record, raw)
     seen_at_s: float = yield Now()
     view = learn(circuit, raw, read_at_s=sent_at_s, seen_at_s=seen_at_s)
@@ -112,14 +113,43 @@ def _create(circuit: Circuit) -> Protocol[bytes]:
         circuit.has_slots = False
         record = breaker.rebuilt(seen, store_id=store_id, writer=writer)
     written = yield from create(circuit.key, encode(record))
-    return written.raw
+    if not written.won:
+        return written.raw
+    return (yield from _rename(circuit, record, written.raw))
+
+
+def _rename(circuit: Circuit, record: BreakerRecord, raw: bytes) -> Protocol[bytes]:
+    """See to it that the record names the store that it is in.
+
+    The store may have been lost between its identity and the record. Epochs of two stores under one
+    identity could not be told apart, and whoever had seen a later one would never look again.
+    """
+    store_id = yield from _store_id(circuit)
+    if store_id == record.store_id:
+        return raw
+
+    def change(found: bytes, writer: str) -> bytes | None:
+        there = decode(BreakerRecord, found, key=circuit.key)
+        if there.store_id != record.store_id:
+            return None
+        return encode(msgspec.structs.replace(there, store_id=store_id, writer=writer))
+
+    return (yield from update(circuit.key, raw, change)).raw or raw
+
+
+def _knows_less(circuit: Circuit, view: BreakerView, raw: bytes) -> bool:
+    return breaker.outranks(view.record, decode(BreakerRecord, raw, key=circuit.key))
 
 
 def _overrule(circuit: Circuit, seen: BreakerRecord, found: bytes) -> Protocol[bytes]:
-    store_id = decode(BreakerRecord, found, key=circuit.key).store_id
-    writer: str = yield Nonce()
-    record = breaker.rebuilt(seen, store_id=store_id, writer=writer)
-    written = yield from write(circuit.key, found, encode(record))
+    def change(raw: bytes, writer: str) -> bytes | None:
+        there = decode(BreakerRecord, raw, key=circuit.key)
+        if not breaker.outranks(seen, there):
+            return None
+        return encode(breaker.rebuilt(seen, store_id=there.store_id, writer=writer))
+
+    # Whoever is faster may know more than was found, and still less than this process.
+    written = yield from update(circuit.key, found, change)
     return written.raw or found
 
 
@@ -152,6 +182,8 @@ def apply(circuit: Circuit, event: BreakerInput) -> Protocol[BreakerView]:
     last: list[tuple[BreakerRecord, BreakerStep]] = []
 
     def change(raw: bytes, writer: str) -> bytes | None:
+        if _knows_less(circuit, view, raw):
+            return None
         record = decode(BreakerRecord, raw, key=circuit.key)
         stepped = breaker.step(
             circuit.config, record, event, dependency=circuit.dependency, writer=writer
@@ -161,7 +193,7 @@ def apply(circuit: Circuit, event: BreakerInput) -> Protocol[BreakerView]:
 
     sent_at_s: float = yield Now()
     written = yield from update(circuit.key, view.raw, change)
-    if written.gone:
+    if written.gone or _knows_less(circuit, view, written.raw):
         # The fact belongs to an epoch of a store that is no more; what is true now is read anew.
         return (yield from refresh(circuit))
     return (yield from _settle(circuit, *last[0], written=written, sent_at_s=sent_at_s))
@@ -188,7 +220,7 @@ def apply_to(circuit: Circuit, view: BreakerView, event: BreakerInput) -> Protoc
     if not stepped.changed:
         return False
     written = yield from write(circuit.key, view.raw, encode(stepped.record))
-    if written.gone:
+    if written.gone or _knows_less(circuit, view, written.raw):
         yield from refresh(circuit)
         return False
     yield from _settle(circuit, view.record, stepped, written=written, sent_at_s=sent_at_s)

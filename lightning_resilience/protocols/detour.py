@@ -100,11 +100,18 @@ def choose(circuit: Circuit, *, may_go_alone: bool) -> Protocol[Circuit]:
     return circuit
 
 
-def guide(circuit: Circuit) -> Circuit:
-    """Return the breaker that says how things stand, without asking anybody."""
+def guide(circuit: Circuit, *, may_go_alone: bool = True) -> Circuit:
+    """Return the breaker that says how things stand, without asking anybody.
+
+    Args:
+        circuit: The job's.
+        may_go_alone: Whether this call may be decided without the shared store.
+    """
     detour = circuit.detour
-    alone = detour is not None and (detour.is_isolated or detour.link.lost_since_s is not None)
-    return detour.circuit if detour is not None and alone else circuit
+    if detour is None:
+        return circuit
+    is_lost = may_go_alone and detour.link.lost_since_s is not None
+    return detour.circuit if detour.is_isolated or is_lost else circuit
 
 
 def is_lost(circuit: Circuit) -> bool:
@@ -278,7 +285,9 @@ def isolate(circuit: Circuit) -> Protocol[None]:
         view.record, circuit.window, circuit.config, host=circuit.host, now_s=now_s
     ):
         return
-    detour.circuit.probe_share = 1.0
+    detour.circuit.probe_share = core.share_on_a_host(
+        hosts=circuit.hosts, processes=detour.processes
+    )
     reason = f"{circuit.window.failures} failures in a row, and no quorum of {circuit.hosts} hosts"
     yield from _seed(detour, BreakerState.OPEN, reason=reason)
     detour.is_isolated = True

@@ -140,6 +140,7 @@ def _through(
             operation=terms.operation,
             voice_s=terms.patience.voice_s,
             deadline_at_s=deadline_at_s if waits else now_s,
+            collective=terms.collective,
             woken=woken,
         )
         if entered is not None:

@@ -329,7 +329,7 @@ def _prepare(
 ) -> Protocol[None]:
     if decision.action in _RECOVERY:
         yield from _recover(circuit, call, ended, decision=decision)
-    view = guide(circuit).view
+    view = guide(circuit, may_go_alone=call.may_go_alone).view
     if view is not None and not passes(view.record):
         # The circuit has just opened: the gate decides when to come back, not the backoff.
         return

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING
 from lightning_resilience.core import joint as core
 from lightning_resilience.core.events import VerdictReached
 from lightning_resilience.errors import ResilienceError, StoreUnavailableError
-from lightning_resilience.protocols.effects import Emit, Now, Set
+from lightning_resilience.protocols.effects import Emit, Now
 from lightning_resilience.protocols.joint_clean_up import clean_up
+from lightning_resilience.protocols.joint_fence import arrive
 from lightning_resilience.protocols.joint_gate import pass_gate
 from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
 from lightning_resilience.protocols.joint_verdict import await_final, refuse, withdraw, work
@@ -40,6 +41,7 @@ from lightning_resilience.protocols.persistent import Persistence, with_persiste
 if TYPE_CHECKING:
     from lightning_resilience.core.records import FinalRecord
     from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.joint_terms import Arrival
 
 
 __all__ = ["Joint", "JointResult", "Member", "Part", "perform"]
@@ -80,16 +82,15 @@ def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointRe
 
 
 def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointResult]:
-    started_at_s: float = yield Now()
-    yield Set(member.keys.joint("arrived", member.rank), str(joint.seq).encode())
-    failed = yield from _enter(member, joint, part, started_at_s=started_at_s)
+    arrival = yield from arrive(member, joint)
+    failed = yield from _enter(member, joint, part, arrival=arrival)
     if failed is not None:
         result = JointResult(final=failed)
     elif part is None:
-        final = yield from await_final(member, joint, started_at_s=started_at_s)
+        final = yield from await_final(member, joint, arrival)
         result = JointResult(final=final)
     else:
-        result = yield from work(member, joint, part, started_at_s=started_at_s)
+        result = yield from work(member, joint, part, arrival=arrival)
     now_s: float = yield Now()
     yield Emit(
         VerdictReached(
@@ -98,27 +99,27 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
             outcome=result.final.failure or "ok",
             first_rank=result.final.first_rank if result.final.failure else None,
             detail=result.final.error or result.final.detail,
-            elapsed_s=now_s - started_at_s,
+            elapsed_s=now_s - arrival.started_at_s,
         )
     )
     return result
 
 
 def _enter(
-    member: Member, joint: Joint, part: Part | None, *, started_at_s: float
+    member: Member, joint: Joint, part: Part | None, *, arrival: Arrival
 ) -> Protocol[FinalRecord | None]:
     try:
         works = part is not None
-        failed = yield from pass_gate(member, joint, works=works, started_at_s=started_at_s)
+        failed = yield from pass_gate(member, joint, arrival, works=works)
     except GeneratorExit:
         raise
     except BaseException as error:
         # Order: told first, then raised, so that nobody waits for this rank until its silence says
         # the same. Where the store is away nobody can be told, and the error stays what it is.
         with suppress(ResilienceError):
-            yield from withdraw(member, joint, part, error=error, started_at_s=started_at_s)
+            yield from withdraw(member, joint, part, error=error, arrival=arrival)
         raise
     if failed is not None and works:
         # Ranks without work may not be looking at the gate, but for the verdict.
-        return (yield from refuse(member, joint, failed))
+        return (yield from refuse(member, joint, arrival, refusal=failed))
     return failed

@@ -29,13 +29,14 @@ from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols.beating import OvertakenError, with_beat
 from lightning_resilience.protocols.circuit import current, refresh
 from lightning_resilience.protocols.effects import Beat, Emit, Get, Nonce, Now
+from lightning_resilience.protocols.joint_fence import decided, lay_out, verdict_end
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
 
 
 if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
-    from lightning_resilience.protocols.joint_terms import Joint, Member
+    from lightning_resilience.protocols.joint_terms import Arrival, Joint, Member
 
 
 __all__ = ["pass_gate"]
@@ -44,7 +45,7 @@ _MOST_ROUNDS: Final = 1000
 
 
 def pass_gate(
-    member: Member, joint: Joint, *, works: bool, started_at_s: float
+    member: Member, joint: Joint, arrival: Arrival, *, works: bool
 ) -> Protocol[FinalRecord | None]:
     """Wait until this rank may go on.
 
@@ -53,7 +54,7 @@ def pass_gate(
         joint: The operation.
         works: Whether this rank has work. One that has none leaves the waiting and the probing to
             those that do: their storage is the one that counts, and their verdict wakes it.
-        started_at_s: When this rank arrived, on its own clock.
+        arrival: How this rank came; it learns the first gate.
 
     Returns:
         None to proceed, or the verdict with which all ranks leave at once.
@@ -61,7 +62,7 @@ def pass_gate(
     Raises:
         JointError: Another rank is at another operation.
     """
-    gate = yield from _decide(member, joint, 0, expired="")
+    gate = yield from _decide(member, joint, 0, expired="", arrival=arrival)
     for round_number in range(1, _MOST_ROUNDS):
         if gate.verdict == GateVerdict.PROCEED.value:
             return None
@@ -71,25 +72,25 @@ def pass_gate(
             return None
         try:
             expired = yield from _wait_together(
-                member, joint, round_number, started_at_s=started_at_s
+                member, joint, round_number, started_at_s=arrival.started_at_s
             )
         except OvertakenError:
             # Another rank has failed for good, or this one was taken for lost.
             return (yield from _final(member, joint))
-        gate = yield from _decide(member, joint, round_number, expired=expired)
+        gate = yield from _decide(member, joint, round_number, expired=expired, arrival=arrival)
     return _refusal(
         joint, msgspec.structs.replace(gate, reason=f"{_MOST_ROUNDS} rounds of waiting")
     )
 
 
-def _final(member: Member, joint: Joint) -> Protocol[FinalRecord]:
+def _final(member: Member, joint: Joint) -> Protocol[FinalRecord | None]:
     key = member.keys.joint("final", joint.seq)
-    raw: bytes = yield Get(key)
-    return decode(FinalRecord, raw, key=key)
+    raw: bytes | None = yield Get(key)
+    return decided(member, joint, raw)
 
 
 def _decide(
-    member: Member, joint: Joint, round_number: int, *, expired: str
+    member: Member, joint: Joint, round_number: int, *, expired: str, arrival: Arrival
 ) -> Protocol[GateRecord]:
     decision, epoch = yield from _own_decision(member, joint, expired)
     writer: str = yield Nonce()
@@ -106,6 +107,10 @@ def _decide(
     key = member.keys.joint("gate", joint.seq, round_number)
     written = yield from create(key, encode(mine))
     gate = mine if written.won else decode(GateRecord, written.raw, key=key)
+    if not round_number:
+        arrival.gate = written.raw
+        if written.won:
+            yield from lay_out(member, joint, written.raw)
     conflict = core.conflict_error(
         gate, op=joint.op, digest=joint.digest, seq=joint.seq, rank=member.rank
     )
@@ -165,7 +170,7 @@ def _wait_together(
         deadline_at_s=started_at_s + wait_s,
     )
     try:
-        yield from with_beat(waiting, beat, ends_with=member.keys.joint("final", joint.seq))
+        yield from with_beat(waiting, beat, ends=verdict_end(member, joint))
     except CircuitOpenError as error:
         return str(error)
     return ""

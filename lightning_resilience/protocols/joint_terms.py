@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.probe import Patience
 
 
-__all__ = ["Joint", "JointResult", "Member", "Part"]
+__all__ = ["Arrival", "Joint", "JointResult", "Member", "Part"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,8 @@ class Member:
         beat_s: How often a working rank shows that it lives, in seconds.
         on_outage: ``wait`` or ``fail``.
         store_patience_s: How long the shared store may be away, in seconds; 0 gives up at once.
+        is_enlisted: Whether it has written its number before the first operation, so that it
+            notices also there when the store was lost.
     """
 
     keys: Keys
@@ -45,6 +47,25 @@ class Member:
     beat_s: float
     on_outage: str
     store_patience_s: float
+    is_enlisted: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Arrival:
+    """How this rank came to one joint operation, and what it has learnt of it.
+
+    Args:
+        started_at_s: When it arrived, on its own clock.
+        gate: The first gate's bytes, once they are known.
+        is_in_new_store: Whether the store has lost what this rank once wrote: then whoever has
+            shown nothing in it may have gone on.
+        has_called_roll: Whether all have said in the present store that they are in the operation.
+    """
+
+    started_at_s: float
+    gate: bytes = b""
+    is_in_new_store: bool = False
+    has_called_roll: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

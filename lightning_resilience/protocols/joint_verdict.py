@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core import joint as core, lease
+from lightning_resilience.core import joint as core, lease, roll_call
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
@@ -32,16 +32,23 @@ from lightning_resilience.protocols.effects import (
     Nonce,
     Now,
     Set,
+    Sleep,
     WaitFor,
 )
+from lightning_resilience.protocols.joint_fence import (
+    arrive_again,
+    cast,
+    decided,
+    refuse_to_guess,
+    verdict_end,
+)
 from lightning_resilience.protocols.joint_terms import JointResult
-from lightning_resilience.protocols.shared_cell import create
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.lease import Silence
     from lightning_resilience.protocols.effects import Protocol
-    from lightning_resilience.protocols.joint_terms import Joint, Member, Part
+    from lightning_resilience.protocols.joint_terms import Arrival, Joint, Member, Part
 
 
 __all__ = ["await_final", "refuse", "someone_left", "withdraw", "work"]
@@ -50,37 +57,37 @@ __all__ = ["await_final", "refuse", "someone_left", "withdraw", "work"]
 _NOTHING_YET: Final = ("", "")
 
 
-def work(member: Member, joint: Joint, part: Part, *, started_at_s: float) -> Protocol[JointResult]:
+def work(member: Member, joint: Joint, part: Part, *, arrival: Arrival) -> Protocol[JointResult]:
     """Do this rank's part, publish how it ended, and learn the verdict.
 
     Args:
         member: Who this rank is.
         joint: The operation.
         part: This rank's work.
-        started_at_s: When this rank arrived, on its own clock.
+        arrival: How this rank came.
 
     Returns:
         The verdict, with the work's own value or error.
     """
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
-    final_key = member.keys.joint("final", joint.seq)
+    end = verdict_end(member, joint)
     try:
-        value = yield from with_beat(part.run(started_at_s), beat, ends_with=final_key)
+        value = yield from with_beat(part.run(arrival.started_at_s), beat, ends=end)
         report = OutcomeRecord(rank=member.rank, detail=part.detail(value))
     except GeneratorExit:
         raise
     except OvertakenError:
         # Another rank has failed for good, or this one was taken for lost: the wait is in vain.
-        final = yield from await_final(member, joint, started_at_s=started_at_s)
+        final = yield from await_final(member, joint, arrival)
         return JointResult(final=final)
     except BaseException as error:  # noqa: BLE001 - published first, then judged by the verdict
-        return (yield from _failed(member, joint, part, error=error, started_at_s=started_at_s))
-    final = yield from _publish(member, joint, report, started_at_s=started_at_s, interrupted=False)
+        return (yield from _failed(member, joint, part, error=error, arrival=arrival))
+    final = yield from _publish(member, joint, report, arrival=arrival, interrupted=False)
     return JointResult(final=final, value=value)
 
 
 def withdraw(
-    member: Member, joint: Joint, part: Part | None, *, error: BaseException, started_at_s: float
+    member: Member, joint: Joint, part: Part | None, *, error: BaseException, arrival: Arrival
 ) -> Protocol[None]:
     """Tell the others that this rank has failed at the gate.
 
@@ -92,32 +99,33 @@ def withdraw(
         joint: The operation.
         part: The work that it would have had, or None.
         error: What it raises.
-        started_at_s: When it arrived, on its own clock.
+        arrival: How it came.
     """
     if isinstance(error, JointUnavailableError):
         return
     if isinstance(error, JointError):
         report = OutcomeRecord(rank=member.rank, failure=error.outcome, error=str(error))
-        yield from _write_final(member, joint, (report,))
+        yield from _write_final(member, joint, (report,), arrival=arrival)
     elif part is not None:
-        yield from _publish(
-            member, joint, part.outcome(error), started_at_s=started_at_s, interrupted=True
-        )
+        yield from _publish(member, joint, part.outcome(error), arrival=arrival, interrupted=True)
 
 
-def refuse(member: Member, joint: Joint, refusal: FinalRecord) -> Protocol[FinalRecord]:
+def refuse(
+    member: Member, joint: Joint, arrival: Arrival, *, refusal: FinalRecord
+) -> Protocol[FinalRecord]:
     """Make the gate's refusal the verdict, or learn what somebody else has made it.
 
     Args:
         member: Who this rank is.
         joint: The operation.
+        arrival: How this rank came.
         refusal: What all ranks are to read.
     """
-    return (yield from _create_final(member, joint, refusal))
+    return (yield from _make_final(member, joint, arrival, mine=refusal))
 
 
 def _failed(
-    member: Member, joint: Joint, part: Part, *, error: BaseException, started_at_s: float
+    member: Member, joint: Joint, part: Part, *, error: BaseException, arrival: Arrival
 ) -> Protocol[JointResult]:
     interrupted = not isinstance(error, Exception)
     try:
@@ -125,7 +133,7 @@ def _failed(
             member,
             joint,
             part.outcome(error),
-            started_at_s=started_at_s,
+            arrival=arrival,
             interrupted=interrupted,
         )
     except JointUnavailableError:
@@ -136,10 +144,10 @@ def _failed(
 
 
 def _publish(
-    member: Member, joint: Joint, report: OutcomeRecord, *, started_at_s: float, interrupted: bool
+    member: Member, joint: Joint, report: OutcomeRecord, *, arrival: Arrival, interrupted: bool
 ) -> Protocol[FinalRecord]:
     if joint.workers == (member.rank,):
-        return (yield from _write_final(member, joint, (report,)))
+        return (yield from _write_final(member, joint, (report,), arrival=arrival))
     yield Set(member.keys.joint("out", joint.seq, member.rank), encode(report))
     try:
         reported: int = yield Add(member.keys.joint("count", joint.seq), 1)
@@ -148,18 +156,18 @@ def _publish(
         reported = 0
     if reported >= len(joint.workers):
         outcomes, _missing = yield from _reports(member, joint)
-        return (yield from _write_final(member, joint, outcomes))
+        return (yield from _write_final(member, joint, outcomes, arrival=arrival))
     if interrupted:
         # Whoever was interrupted does not wait for the others, and its report is the most severe
         # there is.
-        return (yield from _write_final(member, joint, (report,)))
+        return (yield from _write_final(member, joint, (report,), arrival=arrival))
     if not report.failure:
-        return (yield from await_final(member, joint, started_at_s=started_at_s))
+        return (yield from await_final(member, joint, arrival))
     # This failure fails all. A beat for those who fail at the same time, maybe more severely; then
     # the others are told, who may be waiting for an outage that does not matter any more.
     yield WaitFor(member.keys.joint("done", joint.seq), member.beat_s)
     outcomes, _missing = yield from _reports(member, joint)
-    return (yield from _write_final(member, joint, outcomes or (report,)))
+    return (yield from _write_final(member, joint, outcomes or (report,), arrival=arrival))
 
 
 def _reports(
@@ -185,6 +193,7 @@ def _write_final(
     joint: Joint,
     outcomes: tuple[OutcomeRecord, ...],
     *,
+    arrival: Arrival,
     lost: tuple[int, ...] = (),
     silent_s: float = 0.0,
 ) -> Protocol[FinalRecord]:
@@ -192,18 +201,19 @@ def _write_final(
     mine = core.decide_final(
         _terms(joint, writer=writer), outcomes, lost_ranks=lost, silent_s=silent_s
     )
-    return (yield from _create_final(member, joint, mine))
+    return (yield from _make_final(member, joint, arrival, mine=mine))
 
 
-def _create_final(member: Member, joint: Joint, mine: FinalRecord) -> Protocol[FinalRecord]:
-    key = member.keys.joint("final", joint.seq)
-    written = yield from create(key, encode(mine))
+def _make_final(
+    member: Member, joint: Joint, arrival: Arrival, *, mine: FinalRecord
+) -> Protocol[FinalRecord]:
+    final = yield from cast(member, joint, arrival, mine=mine)
     # Order: after the verdict, so that whoever is woken reads it.
     yield Set(member.keys.joint("done", joint.seq), b"1")
-    return mine if written.won else decode(FinalRecord, written.raw, key=key)
+    return final
 
 
-def await_final(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[FinalRecord]:
+def await_final(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalRecord]:
     """Wait for the verdict; write it where nobody else is left to.
 
     A rank that is interrupted meanwhile says so: the worker, whose work goes on, then knows that
@@ -212,13 +222,13 @@ def await_final(member: Member, joint: Joint, *, started_at_s: float) -> Protoco
     Args:
         member: Who this rank is.
         joint: The operation.
-        started_at_s: When this rank arrived, on its own clock.
+        arrival: How this rank came.
 
     Returns:
         The verdict.
     """
     try:
-        return (yield from _watch(member, joint, started_at_s=started_at_s))
+        return (yield from _watch(member, joint, arrival))
     except GeneratorExit:
         raise
     except BaseException as error:
@@ -239,31 +249,40 @@ def someone_left(member: Member) -> Protocol[bool]:
     return any(raw is not None for raw in values)
 
 
-def _watch(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[FinalRecord]:
+def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalRecord]:
     # Bounded: a worker that is silent for timeout_s is lost, and one that is not is at work under
     # its own deadline.
     key = member.keys.joint("final", joint.seq)
     chunk_s = min(joint.patience.chunk_s, joint.patience.voice_s, member.timeout_s / 2)
     silences = {
-        rank: lease.Silence(version=_NOTHING_YET, looked_at_s=started_at_s)
+        rank: lease.Silence(version=_NOTHING_YET, looked_at_s=arrival.started_at_s)
         for rank in joint.workers
     }
     spoken_at_s: float | None = None
     while True:
-        yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
+        rang: bool = yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
         raw: bytes | None = yield Get(key)
-        if raw is not None:
-            return decode(FinalRecord, raw, key=key)
+        final = decided(member, joint, raw)
+        if final is not None:
+            return final
+        if rang:
+            # Its verdict was lost with the store, and a bell that stays rung is no busy loop.
+            yield Sleep(member.beat_s)
+        if raw is None:
+            # So that whoever has work sees that this rank has gone nowhere.
+            yield from arrive_again(member, joint, arrival)
         now_s: float = yield Now()
         if is_time_to_speak(
             spoken_at_s, wait_s=chunk_s, voice_s=joint.patience.voice_s, now_s=now_s
         ):
-            spoken_at_s, elapsed_s = now_s, now_s - started_at_s
+            spoken_at_s, elapsed_s = now_s, now_s - arrival.started_at_s
             yield Emit(
                 WorkAwaited(op=joint.op, seq=joint.seq, elapsed_s=elapsed_s, workers=joint.workers)
             )
         outcomes, missing = yield from _reports(member, joint)
-        lost = yield from _lost(member, missing, silences=silences, longest_gap_s=chunk_s)
+        lost = yield from _lost(
+            member, joint, arrival, missing=missing, silences=silences, longest_gap_s=chunk_s
+        )
         if set(lost) == set(missing):
             if lost:
                 yield Emit(
@@ -271,22 +290,35 @@ def _watch(member: Member, joint: Joint, *, started_at_s: float) -> Protocol[Fin
                 )
             return (
                 yield from _write_final(
-                    member, joint, outcomes, lost=lost, silent_s=member.timeout_s
+                    member,
+                    joint,
+                    outcomes,
+                    arrival=arrival,
+                    lost=lost,
+                    silent_s=member.timeout_s,
                 )
             )
 
 
 def _lost(
     member: Member,
-    missing: tuple[int, ...],
+    joint: Joint,
+    arrival: Arrival,
     *,
+    missing: tuple[int, ...],
     silences: dict[int, Silence],
     longest_gap_s: float,
 ) -> Protocol[tuple[int, ...]]:
     parts = [member.keys.joint(part, rank) for rank in missing for part in ("arrived", "beat")]
     sent_at_s: float = yield Now()
-    values: list[bytes | None] = yield MultiGet(tuple(parts))
+    mine, *values = yield MultiGet((member.keys.joint("arrived", member.rank), *parts))
     seen_at_s: float = yield Now()
+    if mine is None:
+        yield from arrive_again(member, joint, arrival)
+    if roll_call.has_gone_on(values[::2], seq=joint.seq):
+        # Between the look at the verdict and this one, or with a verdict that was lost.
+        yield from refuse_to_guess(member, joint, missing)
+        return ()
     lost = []
     for position, rank in enumerate(missing):
         pair = values[2 * position : 2 * position + 2]
@@ -298,5 +330,8 @@ def _lost(
             longest_gap_s=longest_gap_s,
         )
         if silences[rank].watched_s >= member.timeout_s:
+            if not roll_call.may_be_lost(pair[0], is_in_new_store=arrival.is_in_new_store):
+                yield from refuse_to_guess(member, joint, (rank,))
+                return ()
             lost.append(rank)
     return tuple(lost)

@@ -92,6 +92,7 @@ class _Line:
     started_at_s: float = 0.0
     spoken_at_s: float | None = None
     woken_in_vain: int = 0
+    chunks: int = 0
 
 
 def await_passage(
@@ -175,13 +176,14 @@ def _wait(
             wait_s = waiting.next_wait_s(
                 view,
                 circuit.config,
-                near=waiting.is_near(ticket),
+                near=waiting.is_near(ticket, chunks=line.chunks),
                 longest_s=min(longest_s, line.deadline_at_s - now_s),
                 now_s=now_s,
             )
             rang = yield from _sleep_on_bell(circuit, patience, view, line=line, wait_s=wait_s)
             if rang and not line.looks:
                 return view
+            line.chunks += wait_s >= longest_s
             view = yield from _look_again(circuit, view, line=line, rang=rang)
         now_s = yield Now()
     return view

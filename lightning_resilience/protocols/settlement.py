@@ -165,8 +165,9 @@ def pay(circuit: Circuit, terms: Terms, *, deadline_at_s: float) -> Protocol[boo
         BudgetExhaustedError: It is denied, and the policy is not to wait.
         StoreUnavailableError: The shared store does not answer, and the call may not go alone.
     """
+    guiding = guide(circuit, may_go_alone=terms.may_go_alone)
     try:
-        return (yield from _pay(circuit, guide(circuit), terms, deadline_at_s=deadline_at_s))
+        return (yield from _pay(circuit, guiding, terms, deadline_at_s=deadline_at_s))
     except StoreUnavailableError as error:
         if not terms.may_go_alone:
             raise

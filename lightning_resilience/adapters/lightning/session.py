@@ -22,9 +22,10 @@ from lightning_resilience.core.events import CheckpointRemoved
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass
-from lightning_resilience.errors import ResilienceError
+from lightning_resilience.errors import ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
+from lightning_resilience.protocols.joint_fence import enlist
 from lightning_resilience.protocols.joint_verdict import someone_left
 
 
@@ -67,7 +68,7 @@ class Session:
         hosts: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.member = member
+        self.member = _enlisted(member, driver)
         self.driver = driver
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
@@ -309,3 +310,12 @@ class Session:
     def _let_go(self) -> None:
         self.driver.close()
         self.driver.store.close()
+
+
+def _enlisted(member: Member, driver: Driver) -> Member:
+    # Where the store is away now, the first operation finds out what is to be done about that.
+    try:
+        enlisted: Member = driver.run(enlist(member), hurry=True)
+    except StoreUnavailableError:
+        return member
+    return enlisted

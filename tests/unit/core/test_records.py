@@ -380,7 +380,7 @@ def test_keys_are_as_documented() -> None:
     assert KEYS.store_id == "lr/run-1/store_id"
     assert KEYS.breaker("s3://b:write") == "lr/run-1/breaker/s3://b:write"
     assert KEYS.bell("s3://b:write", 4) == "lr/run-1/bell/s3://b:write/4"
-    assert KEYS.waiting("s3://b:write", 4) == "lr/run-1/waiting/s3://b:write/4"
+    assert KEYS.waiting("s3://b:write", 4) == "lr/run-1/i3-abc/waiting/s3://b:write/4"
     assert KEYS.joint("arrived", 2) == "lr/run-1/i3-abc/arrived/2"
     assert KEYS.joint("gate", 7, 0) == "lr/run-1/i3-abc/gate/7/0"
     assert KEYS.joint("final", 7) == "lr/run-1/i3-abc/final/7"
@@ -417,3 +417,46 @@ def test_keys_of_one_run_are_distinct() -> None:
     ]
 
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_records_that_are_handed_out_again_cannot_be_changed(
+    kind: type[Any], data: st.DataObject
+) -> None:
+    """Known bytes are decoded once, so whoever has a record must not be able to change it."""
+    raw = encode(data.draw(RECORDS[kind]))
+
+    first, again = (decode(kind, raw, key=KEY) for _ in range(2))
+
+    assert first == again
+    # Only what is immutable all the way down has a hash.
+    assert hash(first) == hash(again)
+    with pytest.raises(AttributeError, match="immutable"):
+        first.v = 2
+
+
+def test_bytes_that_are_known_as_one_kind_are_none_of_another() -> None:
+    """What is remembered is remembered for its kind."""
+    raw = encode(StoreIdRecord(store_id="s", writer="w"))
+    assert decode(StoreIdRecord, raw, key=KEY).store_id == "s"
+
+    with pytest.raises(CorruptRecordError, match="no GateRecord"):
+        decode(GateRecord, raw, key=KEY)
+
+
+def test_what_does_not_decode_names_its_own_key_each_time() -> None:
+    """The same damage at two keys is two errors."""
+    for key in ("lr/run/store_id", "lr/run/budget/d"):
+        with pytest.raises(CorruptRecordError, match=key) as caught:
+            decode(StoreIdRecord, b"damaged", key=key)
+        assert caught.value.key == key
+
+
+def test_a_long_record_is_decoded_as_a_short_one() -> None:
+    """It is only not remembered."""
+    record = StoreIdRecord(store_id="s" * 10_000, writer="w")
+
+    assert decode(StoreIdRecord, encode(record), key=KEY) == record
+    with pytest.raises(CorruptRecordError, match=KEY):
+        decode(StoreIdRecord, encode(record)[:-1], key=KEY)

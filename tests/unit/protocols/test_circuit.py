@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_resilience.core.breaker import BreakerConfig, ForcedOpen, HostVoted
+from lightning_resilience.core.breaker import BreakerConfig, ForcedOpen, HostVoted, ProbeClaimed
+from lightning_resilience.core.breaker_record import rebuilt
 from lightning_resilience.core.events import BreakerChanged, RecordVanished, VoteCast
 from lightning_resilience.core.outcome import OK, FailureClass, Outcome
+from lightning_resilience.core.records import StoreIdRecord, decode, encode
 from lightning_resilience.errors import CorruptRecordError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.circuit import (
     Circuit,
     apply,
+    apply_to,
     begin,
     current,
     learn,
@@ -21,7 +24,7 @@ from lightning_resilience.protocols.circuit import (
     report,
 )
 from tests.scenes import CONFIG, DEPENDENCY, KEYS, assert_legal, circuit, put, record, states
-from tests.scripted_driver import Lost, World, run
+from tests.scripted_driver import Lost, Task, World, run
 
 
 TRANSIENT = Outcome(failure=FailureClass.TRANSIENT, error="ConnectionResetError: reset")
@@ -186,6 +189,62 @@ def test_who_saw_a_higher_epoch_overrules_a_rebuild() -> None:
     view = run(refresh(behind), world)
 
     assert (view.record.state, view.record.epoch) == ("open", 8)
+
+
+def lost_store(world: World, *, state: str = "open") -> tuple[Circuit, Circuit]:
+    """Two processes, one of which has seen more; then the store came back empty."""
+    behind, ahead = begun(world, circuit()), begun(world, circuit())
+    put(world, state=state, epoch=7)
+    run(refresh(ahead), world)
+    world.values.clear()
+    return behind, ahead
+
+
+def test_who_saw_a_higher_epoch_overrules_whoever_is_faster() -> None:
+    """Both find nothing, and the one that knew less creates the record first."""
+    world = World()
+    behind, ahead = lost_store(world)
+    key = KEYS.breaker(DEPENDENCY)
+
+    def behind_is_faster(_task: Task, _index: int, effect: fx.Effect) -> None:
+        if isinstance(effect, fx.CompareAndSet) and effect.key == key and key not in world.values:
+            world.fault = lambda *_: None
+            store_id = decode(StoreIdRecord, world.values[KEYS.store_id], key="").store_id
+            assert behind.view is not None
+            less = rebuilt(behind.view.record, store_id=store_id, writer="behind")
+            world.values[key] = encode(less)
+
+    world.fault = behind_is_faster
+    view = run(refresh(ahead), world)
+
+    assert (view.record.state, view.record.epoch) == ("open", 8)
+    assert record(world) == view.record
+
+
+def test_who_saw_a_higher_epoch_overrules_before_it_votes() -> None:
+    """A vote meets what somebody who knew less has rebuilt: it does not make that the truth."""
+    world = World()
+    behind, ahead = lost_store(world, state="closed")
+    run(refresh(behind), world)
+
+    view = run(apply(ahead, HostVoted(host="host", hosts=1, reason="x")), world)
+
+    assert (view.record.state, view.record.epoch) == ("closed", 8)
+    assert record(world) == view.record
+
+
+def test_who_saw_a_higher_epoch_overrules_when_its_claim_fails() -> None:
+    """A claim meets what somebody who knew less has rebuilt: the trip is not forgotten."""
+    world = World()
+    behind, ahead = lost_store(world)
+    run(refresh(behind), world)
+    assert ahead.view is not None
+
+    won = run(apply_to(ahead, ahead.view, ProbeClaimed(holder="mine", unchanged_s=99.0)), world)
+
+    assert not won
+    assert ahead.view.record == record(world)
+    assert (record(world).state, record(world).epoch) == ("open", 8)
 
 
 def test_a_higher_epoch_of_the_new_store_is_accepted() -> None:

@@ -25,6 +25,7 @@ from lightning_resilience.core.events import (
     ViewTrusted,
 )
 from lightning_resilience.core.outcome import classify
+from lightning_resilience.core.records import BudgetRecord, decode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import (
     BudgetExhaustedError,
@@ -713,6 +714,22 @@ def test_strict_never_goes_by_what_others_decide_alone() -> None:
 
     assert isinstance(task.error, StoreUnavailableError)
     assert len(scene.dependency.calls) == 1
+
+
+def test_strict_pays_for_its_retries_with_the_jobs_budget() -> None:
+    """Also in a process that is alone otherwise: its gate was the job's, and so is its budget."""
+    scene = Scene(away=[(10.0, 41.0)], heals_at_s=43.0)
+    mine = process()
+    scene.settled(mine)
+    scene.call(mine, at_s=40.9, policy=RetryPolicy(max_attempts=4, deadline_s=0.05))
+    assert mine.detour is not None
+    assert mine.detour.link.lost_since_s is not None
+
+    task = scene.call(mine, at_s=41.1, may_go_alone=False, store_patience_s=None)
+
+    assert task.result.attempts > 1
+    budget = decode(BudgetRecord, scene.world.values[KEYS.budget(DEPENDENCY)], key="budget")
+    assert sum(budget.retries) >= 1
 
 
 def test_strict_waits_for_a_store_that_comes_back_in_time() -> None:

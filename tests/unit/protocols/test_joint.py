@@ -332,7 +332,9 @@ def test_when_the_last_worker_dies_before_the_verdict_others_write_it() -> None:
     dependency = Dependency(world)
     tasks = job(world, dependency, ranks=3, workers=(0, 1))
     world.fault = once(
-        lambda _task, effect: isinstance(effect, fx.CompareAndSet) and "/final/" in effect.key,
+        lambda _task, effect: (
+            isinstance(effect, fx.CompareAndSet) and "/final/" in effect.key and effect.expected
+        ),
         Crash(),
     )
 

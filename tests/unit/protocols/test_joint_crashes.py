@@ -117,7 +117,7 @@ def test_whichever_answer_is_lost_nobody_is_stuck(fault: Fault) -> None:
                 return None
             operations.append(effect)
             # The first operations belong to the start, which no joint operation protects.
-            return fault if len(operations) == number + 7 else None
+            return fault if len(operations) == number + 8 else None
 
         world.fault = strike
         dependency = Dependency(world, heals_at_s=OUTAGE_S)
@@ -125,7 +125,7 @@ def test_whichever_answer_is_lost_nobody_is_stuck(fault: Fault) -> None:
 
         world.run(limit_s=BOUND_S)
 
-        if len(operations) < number + 7:
+        if len(operations) < number + 8:
             break
         first, second = finals(tasks)
         assert first == second

@@ -1,0 +1,698 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs that somebody could write, each as a small patch of the package.
+
+They say whether the checks of a simulated world see anything: a bug that none of them finds is a
+bug of the checks, or of the worlds. Each is planted alone, in a copy of the package, and must be
+found by a check of the promise that it breaks.
+
+Most are what other breakers and retry loops really do. A mutant of a part that has two guards
+against one mistake removes both; the name of the second edit says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+__all__ = ["MUTANTS", "Edit", "Mutant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One replacement.
+
+    Args:
+        file: The file, from the package's folder.
+        old: What is replaced; it occurs exactly once.
+        new: What takes its place.
+    """
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One planted bug.
+
+    Args:
+        name: Its name.
+        story: What somebody has thought, in one line.
+        edits: The patch.
+        found_by: Beginnings of the names of the checks that may find it: of the promise it breaks.
+        scenarios: Scenario files to try before the random worlds, without folder and suffix.
+    """
+
+    name: str
+    story: str
+    edits: tuple[Edit, ...]
+    found_by: tuple[str, ...]
+    scenarios: tuple[str, ...] = ()
+
+
+def _edit(file: str, old: str, new: str) -> Edit:
+    return Edit(file=file, old=old, new=new)
+
+
+_RECORD = (
+    Mutant(
+        name="no writer nonce in the breaker's record",
+        story="the epoch is enough to tell two writes from each other",
+        edits=(_edit("core/breaker.py", "        writer=ctx.writer,\n", "        writer='',\n"),),
+        found_by=("I2",),
+    ),
+    Mutant(
+        name="no nonce in a slot's claim",
+        story="whoever holds a slot is told by the slot's number",
+        edits=(
+            _edit(
+                "protocols/admission.py",
+                "    record = cells.taken(slot, ticket=line.ticket, holder=holder)",
+                "    record = cells.taken(slot, ticket=line.ticket, holder='taken')",
+            ),
+        ),
+        found_by=("I5",),
+    ),
+    Mutant(
+        name="a vanished key is read as unchanged",
+        story="a compare-and-set that returns what I expected has found what I expected",
+        edits=(
+            _edit(
+                "protocols/shared_cell.py",
+                '    if returned == expected:\n        return Written(won=False, raw=b"")\n',
+                "    if returned == expected:\n        return Written(won=True, raw=desired)\n",
+            ),
+        ),
+        found_by=("I1", "I2", "I4", "I5"),
+        scenarios=("the_store_comes_back_empty_while_a_probe_is_out",),
+    ),
+    Mutant(
+        name="what was decided alone goes to the shared store",
+        story="the store is back, so let the others know what I have decided meanwhile",
+        edits=(
+            _edit(
+                "protocols/detour.py",
+                "        return (yield Local(effect))\n",
+                "        return (yield effect)\n",
+            ),
+        ),
+        found_by=("I2",),
+    ),
+    Mutant(
+        name="a rebuilt record has the epoch that was seen",
+        story="nothing has happened but that the store was lost, so the epoch stays",
+        edits=(_edit("core/breaker_record.py", "        epoch=entry.epoch,\n", ""),),
+        found_by=("I2",),
+    ),
+    Mutant(
+        name="a rebuilt record keeps the probe's permit",
+        story="the record is put back exactly as it was",
+        edits=(
+            _edit(
+                "core/breaker_record.py",
+                "_OPEN if seen.state == _HALF_OPEN.value else BreakerState(seen.state)",
+                "BreakerState(seen.state)",
+            ),
+            _edit(
+                "core/breaker_record.py",
+                '        votes=(),\n        holder="",\n        history=(*seen.history',
+                "        votes=(),\n        history=(*seen.history",
+            ),
+        ),
+        found_by=("I1", "I2"),
+        scenarios=("the_store_comes_back_empty_while_a_probe_is_out",),
+    ),
+    Mutant(
+        name="a store that came back empty is a new store",
+        story="there is no record, so nobody has used this breaker yet",
+        edits=(
+            _edit(
+                "protocols/circuit.py",
+                "    writer: str = yield Nonce()\n    if circuit.view is None:\n",
+                "    writer: str = yield Nonce()\n    if True:\n",
+            ),
+        ),
+        found_by=("I2",),
+        scenarios=("the_store_comes_back_empty_while_a_probe_is_out",),
+    ),
+    Mutant(
+        name="a lost race is written again as it was decided first",
+        story="the decision was right, only somebody else was faster",
+        edits=(
+            _edit(
+                "protocols/shared_cell.py",
+                "    for attempt in range(1, _ATTEMPTS + 1):\n",
+                "    first = raw\n    for attempt in range(1, _ATTEMPTS + 1):\n",
+            ),
+            _edit("protocols/shared_cell.py", "change(raw, nonce)", "change(first, nonce)"),
+        ),
+        found_by=("I2", "I4"),
+    ),
+)
+
+_PROBE = (
+    Mutant(
+        name="take-over without an epoch",
+        story="the state stays half-open, so it is the same epoch with another holder",
+        edits=(
+            _edit(
+                "core/breaker.py",
+                'reason="the prober was silent; another took over",\n',
+                'reason="the prober was silent; another took over",\n        epoch=record.epoch,\n',
+            ),
+        ),
+        found_by=("I1", "I2"),
+        scenarios=("the_prober_dies_under_traffic",),
+    ),
+    Mutant(
+        name="a denied claim renews the lease for everybody",
+        story="a denied claim is noted in the record, and the lease is timed on its bytes",
+        edits=(
+            _edit(
+                "core/breaker.py",
+                "        return _same(\n            record, f\"the prober's lease",
+                "        return _with_votes(\n"
+                "            ctx, record, (), reason=f\"the prober's lease",
+            ),
+            _edit(
+                "protocols/circuit_memory.py",
+                "(record.store_id, record.epoch), now_s=seen_at_s",
+                "(record.store_id, record.writer), now_s=seen_at_s",
+            ),
+            _edit(
+                "core/waiting.py",
+                "    return next_probe_in_s(view, config, now_s=now_s) == 0\n",
+                "    due_in_s = next_probe_in_s(view, config, now_s=now_s)\n"
+                "    return due_in_s is not None and due_in_s < config.probe_lease_s / 2\n",
+            ),
+        ),
+        found_by=("I2", "I3"),
+        scenarios=("the_prober_dies_under_traffic",),
+    ),
+    Mutant(
+        name="a denied claim renews the lease for who was denied",
+        story="I have just asked, so I wait for a whole lease before I ask again",
+        edits=(
+            _edit(
+                "protocols/probe.py",
+                "    ):\n        return\n    mine = circuit.view\n",
+                "    ):\n"
+                "        denied = replace(view.sighting, first_seen_at_s=claimed_at_s)\n"
+                "        circuit.view = replace(view, sighting=denied)\n"
+                "        return\n"
+                "    mine = circuit.view\n",
+            ),
+            _edit(
+                "core/waiting.py",
+                "    return next_probe_in_s(view, config, now_s=now_s) == 0\n",
+                "    due_in_s = next_probe_in_s(view, config, now_s=now_s)\n"
+                "    return due_in_s is not None and due_in_s < config.probe_lease_s / 2\n",
+            ),
+        ),
+        found_by=("I3",),
+        scenarios=("the_prober_dies_under_traffic",),
+    ),
+    Mutant(
+        name="half-open lets everybody through",
+        story="half-open is a kind of closed: let us see whether it works again",
+        edits=(
+            _edit(
+                "core/breaker_record.py",
+                "PASSING: Final = frozenset({_CLOSED, _RECOVERING})",
+                "PASSING: Final = frozenset({_CLOSED, _RECOVERING, _HALF_OPEN})",
+            ),
+        ),
+        found_by=("I1", "I2", "I5"),
+        scenarios=("the_prober_dies_under_traffic",),
+    ),
+    Mutant(
+        name="a late probe's result is applied",
+        story="the dependency was well a moment ago, whoever holds the permit now",
+        edits=(
+            _edit(
+                "core/breaker.py",
+                "    return (record.epoch, record.holder) != (event.epoch, event.holder)",
+                "    return False",
+            ),
+            _edit(
+                "protocols/probe.py",
+                "    yield from apply_to(circuit, mine, result)\n",
+                "    mine = yield from refresh(circuit)\n"
+                "    yield from apply_to(circuit, mine, result)\n",
+            ),
+        ),
+        found_by=("I2",),
+        scenarios=("a_holder_stops_for_longer_than_its_lease",),
+    ),
+    Mutant(
+        name="the probe is sent whatever the time",
+        story="the claim was won, so there is nothing left to look at",
+        edits=(
+            _edit(
+                "protocols/probe.py",
+                "    if not lease.has_time_left(\n",
+                "    if False and not lease.has_time_left(\n",
+            ),
+        ),
+        found_by=("I1",),
+        scenarios=("answers_are_lost_in_an_outage",),
+    ),
+    Mutant(
+        name="a cancelled probe counts as a failed one",
+        story="it did not succeed",
+        edits=(
+            _edit(
+                "core/breaker.py",
+                '    return _move(ctx, record, _OPEN, reason="the probe was cancelled")',
+                '    return _reopen(ctx, record, "the probe was cancelled")',
+            ),
+        ),
+        found_by=("I2",),
+        scenarios=("a_probe_is_interrupted",),
+    ),
+    Mutant(
+        name="a probe that was refused has failed",
+        story="it raised an error",
+        edits=(_edit("protocols/probe.py", "        if outcome.counts:\n", "        if True:\n"),),
+        found_by=("I2",),
+        scenarios=("a_probe_is_refused",),
+    ),
+    Mutant(
+        name="instants of two hosts are compared",
+        story="the claim says when it was made, so everybody knows when its lease ends",
+        edits=(
+            _edit(
+                "protocols/probe.py",
+                "    holder: str = yield Nonce()\n    claimed_at_s: float = yield Now()\n"
+                "    unchanged_s = claimed_at_s - view.sighting.first_seen_at_s\n",
+                "    holder: str = yield Nonce()\n    claimed_at_s: float = yield Now()\n"
+                '    holder = f"{holder}@{claimed_at_s}"\n'
+                "    unchanged_s = view.record.open_s + circuit.config.probe_lease_s\n",
+            ),
+            _edit(
+                "core/waiting.py",
+                "    lease_s = _lease_s(view, config)\n    return None",
+                "    lease_s = _lease_s(view, config)\n"
+                '    if lease_s is not None and "@" in view.record.holder:\n'
+                '        claimed_at_s = float(view.record.holder.split("@")[1])\n'
+                "        return max(0.0, claimed_at_s + lease_s - now_s)\n"
+                "    return None",
+            ),
+        ),
+        found_by=("I1", "I3"),
+        scenarios=("clocks_run_as_unequally_as_they_may",),
+    ),
+    Mutant(
+        name="the lease begins when the read was sent",
+        story="one instant is enough for a read",
+        edits=(
+            _edit(
+                "protocols/circuit.py",
+                "    seen_at_s: float = yield Now()\n"
+                "    view = learn(circuit, raw, read_at_s=sent_at_s, seen_at_s=seen_at_s)\n"
+                "    return (yield from _drop_old_votes",
+                "    seen_at_s: float = yield Now()\n"
+                "    view = learn(circuit, raw, read_at_s=sent_at_s, seen_at_s=sent_at_s)\n"
+                "    return (yield from _drop_old_votes",
+            ),
+        ),
+        found_by=("I1",),
+    ),
+    Mutant(
+        name="everybody who is alone probes",
+        story="who has no store cannot know of the others",
+        edits=(
+            _edit(
+                "protocols/detour.py",
+                "    detour.circuit.probe_share = 1 / detour.processes\n",
+                "    detour.circuit.probe_share = 1.0\n",
+            ),
+        ),
+        found_by=("I1",),
+        scenarios=("everybody_is_alone_in_an_outage",),
+    ),
+    Mutant(
+        name="the bell is rung for another trip",
+        story="generations are counted from zero",
+        edits=(
+            _edit(
+                "protocols/circuit.py",
+                'yield Set(circuit.keys.bell(circuit.dependency, after.generation), b"1")',
+                'yield Set(circuit.keys.bell(circuit.dependency, after.generation - 1), b"1")',
+            ),
+        ),
+        found_by=("I3",),
+        scenarios=("the_prober_dies_under_traffic",),
+    ),
+)
+
+_TRIP = (
+    Mutant(
+        name="one host opens the circuit",
+        story="a failure is a failure, whoever has seen it",
+        edits=(_edit("core/breaker.py", "    if len(votes) >= needed:\n", "    if True:\n"),),
+        found_by=("I2",),
+    ),
+    Mutant(
+        name="an old vote is never dropped",
+        story="whoever has voted takes its vote away",
+        edits=(
+            _edit(
+                "protocols/circuit.py",
+                "if lease.is_expired(sighting, lease_s=circuit.config.window_s, now_s=now_s):",
+                "if False:",
+            ),
+        ),
+        found_by=("I2",),
+        scenarios=("a_voter_dies",),
+    ),
+    Mutant(
+        name="a late result changes a later epoch",
+        story="the result is new, whenever the call began",
+        edits=(
+            _edit(
+                "core/breaker.py",
+                "    return event.epoch != record.epoch or event.store_id not in",
+                "    return False and event.store_id not in",
+            ),
+        ),
+        found_by=("I2",),
+        scenarios=("late_results_after_a_trip",),
+    ),
+    Mutant(
+        name="failures before a trip count towards the next",
+        story="nobody has succeeded since",
+        edits=(
+            _edit(
+                "protocols/circuit_memory.py",
+                "        circuit.window = window.EMPTY\n    circuit.votes",
+                "        pass\n    circuit.votes",
+            ),
+        ),
+        found_by=("I2",),
+        scenarios=("failures_on_both_sides_of_a_trip",),
+    ),
+    Mutant(
+        name="the votes of a killed job count",
+        story="votes are old after a while anyway",
+        edits=(
+            _edit(
+                "protocols/circuit.py",
+                "    if new_incarnation and view.record.votes:\n",
+                "    if False:\n",
+            ),
+        ),
+        found_by=("I2",),
+        scenarios=("a_job_is_killed_with_votes_standing",),
+    ),
+)
+
+_SLOTS = (
+    Mutant(
+        name="the ramp is skipped",
+        story="the probe was answered, so the dependency is well",
+        edits=(
+            _edit(
+                "core/breaker.py",
+                "_ramp(ctx, record, ctx.config.ramp_start, reason",
+                "_ramp(ctx, record, ctx.config.max_concurrent, reason",
+            ),
+        ),
+        found_by=("I2", "I5"),
+    ),
+    Mutant(
+        name="a ramp uses all slots",
+        story="the limit is for the next ones",
+        edits=(_edit("core/admission.py", "    usable = slots[:limit]\n", "    usable = slots\n"),),
+        found_by=("I5",),
+    ),
+    Mutant(
+        name="collective calls pass while the circuit is closed",
+        story="a closed circuit lets everybody through",
+        edits=(
+            _edit(
+                "core/admission.py",
+                "    return collective or record.state != BreakerState.CLOSED.value\n",
+                "    return record.state != BreakerState.CLOSED.value\n",
+            ),
+        ),
+        found_by=("I5",),
+    ),
+    Mutant(
+        name="a single call passes while the circuit recovers",
+        story="one call more does no harm",
+        edits=(
+            _edit(
+                "core/admission.py",
+                "    return collective or record.state != BreakerState.CLOSED.value\n",
+                "    return collective\n",
+            ),
+        ),
+        found_by=("I5",),
+    ),
+    Mutant(
+        name="a forgiven slot is freed by its old holder",
+        story="whoever has taken a slot gives it back",
+        edits=(
+            _edit(
+                "protocols/admission.py",
+                "            written = yield from write(permit.key, expected, free)\n",
+                "            held = yield MultiGet((permit.key,))\n"
+                '            written = yield from write(permit.key, held[0] or b"", free)\n',
+            ),
+        ),
+        found_by=("I5",),
+        scenarios=("a_holder_stops_for_longer_than_its_lease",),
+    ),
+    Mutant(
+        name="a slot is not given back after a failure",
+        story="the result is reported, and then the slot is freed, unless something was raised",
+        edits=(
+            _edit(
+                "protocols/settlement.py",
+                "    if entry.permit is None:\n        return\n    # Without",
+                "    if entry.permit is None or not outcome.ok:\n        return\n    # Without",
+            ),
+        ),
+        found_by=("I5",),
+    ),
+    Mutant(
+        name="nobody beats for a long call",
+        story="no call takes as long as a lease",
+        edits=(_edit("protocols/guard.py", "            renewal=entry.permit,\n", ""),),
+        found_by=("I5",),
+        scenarios=("calls_outlast_leases_while_the_store_is_away",),
+    ),
+    Mutant(
+        name="silence is time, whoever was there to hear it",
+        story="the slot has not changed since I saw it last",
+        edits=(
+            _edit(
+                "core/lease.py",
+                "    gap_s = min(longest_gap_s, max(0.0, sent_at_s - silence.looked_at_s))\n",
+                "    gap_s = seen_at_s - silence.looked_at_s\n",
+            ),
+        ),
+        found_by=("I5",),
+        scenarios=("calls_outlast_leases_while_the_store_is_away",),
+    ),
+    Mutant(
+        name="a ticket bars a free slot",
+        story="first come, first served",
+        edits=(_edit("core/line.py", " or _stands_still(queue, now_s=now_s)\n", "\n"),),
+        found_by=("I3", "I5"),
+        scenarios=("those_in_line_give_up_or_die",),
+    ),
+    Mutant(
+        name="waiters come back as often as ever",
+        story="a constant pause is simplest",
+        edits=(_edit("core/line.py", "_GROWTH: Final = 1.3\n", "_GROWTH: Final = 1.0\n"),),
+        found_by=("I7",),
+        scenarios=("waiters_before_slots_that_hang",),
+    ),
+)
+
+_RETRIES = (
+    Mutant(
+        name="jitter before the cap",
+        story="the delay is drawn, and then it is at most the cap",
+        edits=(
+            _edit(
+                "core/backoff.py",
+                "    return draw * upper_bound_s(attempt, base_s=base_s, cap_s=cap_s)\n",
+                "    grown_s = upper_bound_s(attempt, base_s=base_s, cap_s=2.0 * cap_s)\n"
+                "    return min(cap_s, (0.5 + draw) * grown_s)\n",
+            ),
+        ),
+        found_by=("I4",),
+    ),
+    Mutant(
+        name="a retry is charged while the circuit is not closed",
+        story="a retry is a retry: pay first, then ask whether it may be made",
+        edits=(
+            _edit(
+                "core/budget.py",
+                "    return record.state == BreakerState.CLOSED.value\n",
+                "    return True\n",
+            ),
+        ),
+        found_by=("I4",),
+    ),
+    Mutant(
+        name="a retry is charged twice",
+        story="once when it is decided, once when it is made",
+        edits=(
+            _edit(
+                "core/budget.py",
+                "    retries = (told.retries[0] + 1, *told.retries[1:])\n",
+                "    retries = (told.retries[0] + 2, *told.retries[1:])\n",
+            ),
+        ),
+        found_by=("I4",),
+    ),
+    Mutant(
+        name="calls are told twice to the budget",
+        story="what could not be told is kept, and what could be told as well",
+        edits=(
+            _edit(
+                "protocols/budget.py",
+                "    if not (ruling.granted and written.won):\n",
+                "    if True:\n",
+            ),
+        ),
+        found_by=("I4",),
+    ),
+    Mutant(
+        name="a budget gives one more than it has",
+        story="the quota may be used up",
+        edits=(
+            _edit("core/budget.py", "    if used(told) >= most:\n", "    if used(told) > most:\n"),
+        ),
+        found_by=("I4",),
+    ),
+    Mutant(
+        name="the present bucket ages by all the time that it was seen",
+        story="a bucket began when I first saw it",
+        edits=(
+            _edit(
+                "core/budget.py",
+                "        age = place + ended if place else 1 + quiet\n",
+                "        age = place + ended\n",
+            ),
+        ),
+        found_by=("I4",),
+    ),
+    Mutant(
+        name="who is alone has the whole budget",
+        story="the budget is the job's, and I am all that I can see of it",
+        edits=(
+            _edit(
+                "core/budget.py",
+                "    floor = config.retry_floor / processes\n",
+                "    floor = config.retry_floor\n",
+            ),
+        ),
+        found_by=("I4",),
+        scenarios=("everybody_is_alone_in_an_outage",),
+    ),
+    Mutant(
+        name="no retry is charged",
+        story="there are few retries",
+        edits=(
+            _edit(
+                "protocols/settlement.py",
+                "    if view is None or not is_charged(view.record):\n",
+                "    if True:\n",
+            ),
+        ),
+        found_by=("I4",),
+    ),
+)
+
+_JOINT = (
+    Mutant(
+        name="a late report changes the verdict",
+        story="the latest report knows most",
+        edits=(
+            _edit(
+                "protocols/joint_fence.py",
+                "            return found\n",
+                "            yield Set(key, encode(mine))\n            return mine\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="a verdict is made up without the store",
+        story="the store is away, but the save was probably made",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "str(joint.seq).encode())\n        raise\n",
+                'str(joint.seq).encode())\n        return _terms(joint, writer="")\n',
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="each rank follows its own gate",
+        story="all ranks see the same circuit",
+        edits=(
+            _edit(
+                "protocols/joint_gate.py",
+                "    gate = mine if written.won else decode(GateRecord, written.raw, key=key)\n",
+                "    gate = mine\n",
+            ),
+        ),
+        found_by=("I3", "I8"),
+        scenarios=("the_store_is_split_in_a_joint_save",),
+    ),
+    Mutant(
+        name="who loses the race for the verdict returns its own",
+        story="both have read the same reports",
+        edits=(
+            _edit(
+                "protocols/joint_fence.py",
+                "            return found\n",
+                "            return mine\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="a verdict is made in a store that is new",
+        story="there is no verdict yet, so nobody has returned with one",
+        edits=(
+            _edit(
+                "protocols/joint_fence.py",
+                "    if arrival.is_in_new_store and not arrival.has_called_roll:\n",
+                "    if False:\n",
+            ),
+            _edit(
+                "protocols/joint_fence.py",
+                "        yield from arrive_again(member, joint, arrival)\n"
+                "        yield from _call_the_roll(member, joint, arrival)\n",
+                "        yield from arrive_again(member, joint, arrival)\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="a worker at work is taken for lost",
+        story="the work itself is the sign of life",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "yield from with_beat(part.run(arrival.started_at_s), beat, ends=end)",
+                "yield from part.run(arrival.started_at_s)",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=("a_save_outlasts_the_silence_of_a_lost_rank",),
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (*_RECORD, *_PROBE, *_TRIP, *_SLOTS, *_RETRIES, *_JOINT)
+"""All of them."""

@@ -1,0 +1,219 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A store that was lost and comes back empty never makes two ranks return different verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lightning_resilience.core.records import FinalRecord, decode
+from lightning_resilience.errors import JointUnavailableError
+from lightning_resilience.protocols import effects as fx
+from lightning_resilience.protocols.joint import perform
+from lightning_resilience.protocols.joint_fence import enlist
+from tests.scenes import KEYS, Dependency, circuit, guarded, joint, member, part, patience
+from tests.scripted_driver import Crash, Pause, World
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lightning_resilience.protocols.effects import Effect, Protocol
+    from lightning_resilience.protocols.joint import JointResult
+    from tests.scripted_driver import Fault, Task
+
+
+WORKER, WAITER, OTHER = 0, 1, 2
+
+
+def saves(rank: int, world: World, *, lasts_s: float, count: int = 1) -> Protocol[list[str]]:
+    """A rank of three that enlists, and then saves some times; rank 0 has the work."""
+    me = yield from enlist(member(rank, world_size=3))
+    dependency = Dependency(world, lasts_s=lasts_s)
+    verdicts = []
+    for seq in range(1, count + 1):
+        mine = circuit()
+        work = None
+        if rank == WORKER:
+            work = part(lambda mine=mine: guarded(mine, dependency))  # type: ignore[misc]
+        result: JointResult = yield from perform(
+            me, joint(mine, patience(dependency), seq=seq), work
+        )
+        verdicts.append(result.final.failure or "ok")
+    return verdicts
+
+
+def play(
+    fault: Callable[[Task, int, Effect], Fault | None],
+    *,
+    lost_at_s: float,
+    lasts_s: float = 1.0,
+    count: int = 1,
+) -> list[Task]:
+    """Let three ranks save, and let the store lose everything at an instant."""
+    world = World(seed=3, fault=fault)
+    tasks = [
+        world.spawn(saves(rank, world, lasts_s=lasts_s, count=count), name=rank)
+        for rank in range(3)
+    ]
+    world.at(lost_at_s, world.values.clear)
+    world.run(limit_s=2000.0)
+    return tasks
+
+
+def once(strike: Fault, when: Callable[[Task, Effect], bool]) -> Callable[..., Fault | None]:
+    """Strike the first effect that fits."""
+    struck: list[Effect] = []
+
+    def fault(task: Task, _index: int, effect: Effect) -> Fault | None:
+        if struck or not when(task, effect):
+            return None
+        struck.append(effect)
+        return strike
+
+    return fault
+
+
+def is_arrival(effect: Effect, rank: int) -> bool:
+    """Tell whether a rank is about to arrive."""
+    return isinstance(effect, fx.CompareAndSet) and effect.key == KEYS.joint("arrived", rank)
+
+
+def verdicts_of(tasks: list[Task]) -> set[tuple[str, ...]]:
+    """What the ranks have returned, those left out that raised."""
+    assert all(
+        task.error is None or isinstance(task.error, JointUnavailableError) for task in tasks
+    ), [task.error for task in tasks]
+    return {tuple(task.result) for task in tasks if task.error is None and not task.crashed}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_was_stopped_while_it_waited_makes_no_verdict_up(count: int) -> None:
+    """The others have returned, and the store has lost that: the late one raises, and says why."""
+
+    def waits(task: Task, effect: Effect) -> bool:
+        return task.name == WAITER and isinstance(effect, fx.WaitFor)
+
+    tasks = play(once(Pause(20.0), waits), lost_at_s=10.0, count=count)
+
+    late = tasks[WAITER].error
+    assert isinstance(late, JointUnavailableError)
+    for word in ("Rank 1", "joint operation 1", "has lost what it held", "rank", "Restart"):
+        assert word in str(late)
+    if count == 1:
+        assert verdicts_of(tasks) == {("ok",)}
+
+
+def test_who_was_stopped_before_it_arrived_makes_no_verdict_up() -> None:
+    """It comes to a store in which nobody has ever been, and does not take them for lost."""
+
+    def arrives(task: Task, effect: Effect) -> bool:
+        return task.name == WAITER and is_arrival(effect, WAITER)
+
+    tasks = play(once(Pause(20.0), arrives), lost_at_s=10.0)
+
+    assert isinstance(tasks[WAITER].error, JointUnavailableError)
+    assert verdicts_of(tasks) == {("ok",)}
+
+
+def test_a_worker_that_was_taken_for_lost_makes_no_verdict_up() -> None:
+    """The others have returned that it is lost; then the store loses that, and the worker wakes."""
+
+    def works(task: Task, effect: Effect) -> bool:
+        return task.name == WORKER and isinstance(effect, fx.Call)
+
+    tasks = play(once(Pause(200.0), works), lost_at_s=150.0, lasts_s=5.0)
+
+    assert isinstance(tasks[WORKER].error, JointUnavailableError)
+    assert verdicts_of(tasks) == {("lost",)}
+
+
+def test_a_worker_that_was_stopped_as_it_arrived_makes_no_verdict_up() -> None:
+    """It finds no gate and no ballot, makes both, does its work, and still returns none."""
+
+    def arrives(task: Task, effect: Effect) -> bool:
+        return task.name == WORKER and is_arrival(effect, WORKER)
+
+    tasks = play(once(Pause(200.0), arrives), lost_at_s=150.0)
+
+    assert isinstance(tasks[WORKER].error, JointUnavailableError)
+    assert verdicts_of(tasks) == {("lost",)}
+
+
+def test_a_store_that_is_lost_while_all_are_there_costs_no_save() -> None:
+    """Nobody has returned: all say so in the new store, and the verdict is made there."""
+    tasks = play(lambda _task, _index, _effect: None, lost_at_s=30.0, lasts_s=50.0)
+
+    assert [task.error for task in tasks] == [None] * 3
+    assert verdicts_of(tasks) == {("ok",)}
+
+
+def test_a_store_that_is_lost_between_two_saves_costs_none() -> None:
+    """The next operation begins in the new store as in any other."""
+    world = World(seed=3)
+    tasks = [world.spawn(saves(rank, world, lasts_s=1.0), name=rank) for rank in range(3)]
+    world.run()
+    world.values.clear()
+    again = [
+        world.spawn(
+            perform(
+                member(rank, world_size=3),
+                joint(mine := circuit(), patience(Dependency(world)), seq=2),
+                part(lambda mine=mine: guarded(mine, Dependency(world)))  # type: ignore[misc]
+                if rank == WORKER
+                else None,
+            ),
+            name=rank,
+        )
+        for rank in range(3)
+    ]
+    world.run(limit_s=2000.0)
+
+    assert [task.error for task in (*tasks, *again)] == [None] * 6
+    assert [task.result.final.failure for task in again] == [""] * 3
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_rank_that_dies_after_the_first_gate_costs_no_verdict(at: int) -> None:
+    """Also where it has decided the gate and not laid out the ballot, the others come to one."""
+
+    def dies(task: Task, effect: Effect) -> bool:
+        return (
+            task.name == OTHER
+            and task.performed[-1:] != []
+            and sum(isinstance(done, fx.CompareAndSet) for done in task.performed) >= at
+            and isinstance(effect, fx.CompareAndSet)
+        )
+
+    tasks = play(once(Crash(), dies), lost_at_s=1e6)
+
+    assert verdicts_of(tasks) == {("ok",)}
+
+
+def test_a_bell_that_rings_without_a_verdict_is_no_busy_loop() -> None:
+    """A late bell reaches a store that has lost its verdict: the others wait, and pause."""
+    world = World(seed=3)
+    tasks = [world.spawn(saves(rank, world, lasts_s=20.0), name=rank) for rank in range(3)]
+    world.at(5.0, lambda: world.values.update({KEYS.joint("done", 1): b"1"}))
+
+    world.run()
+
+    assert verdicts_of(tasks) == {("ok",)}
+    assert max(task.store_operations() for task in tasks) < 60
+
+
+def test_the_ballot_is_no_verdict() -> None:
+    """While the work goes on, an open ballot lies where the verdict will be, and all wait."""
+    world = World(seed=3)
+    tasks = [world.spawn(saves(rank, world, lasts_s=50.0), name=rank) for rank in range(3)]
+    key = KEYS.joint("final", 1)
+    seen: list[FinalRecord] = []
+
+    world.at(25.0, lambda: seen.append(decode(FinalRecord, world.values[key], key=key)))
+    world.run()
+
+    assert [record.is_open for record in seen] == [True]
+    assert verdicts_of(tasks) == {("ok",)}
+    assert not decode(FinalRecord, world.values[key], key=key).is_open
