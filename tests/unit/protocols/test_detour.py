@@ -778,7 +778,9 @@ def test_the_result_of_an_attempt_that_succeeded_is_never_lost(
 
 
 @pytest.mark.parametrize("kind", [Away, Lost])
-def test_a_slot_that_cannot_be_given_back_is_no_reason_to_go_alone(kind: type[Fault]) -> None:
+def test_a_slot_that_cannot_be_given_back_is_no_reason_to_go_alone(
+    kind: type[Away | Lost],
+) -> None:
     """All three tries are lost, and the process stays with the job: the next call finds out."""
     scene = Scene()
     mine = process(hosts=2)
