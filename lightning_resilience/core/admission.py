@@ -21,14 +21,14 @@ taken from loses permits with each answer that does.
   watched: nobody could beat in it.
 * **The limit says which slots are usable**: those below it. Lowering it (the ramp, a trip) takes no
   slot away from anybody, it only lets nobody else in.
-* **Tickets are hints.** A ticket says when to come, never who may: the distance to one's turn is
-  the own ticket minus the highest that was let in. A free slot is taken by whoever finds it; a
-  ticket whose owner gave up or died is passed over when a later one enters, and costs nothing.
+* **Tickets are hints.** A ticket says when to come, never who may (``core.line``): a free slot is
+  taken by whoever claims it. A ticket whose owner gave up or died is passed over once a quarter of
+  the slots have let in later ones.
 * **The slots show an outage.** A freed cell also says how its call ended. Where the latest call in
-  every slot has failed, a host votes after one failure of its own, so that the requests that it
-  takes to open the circuit do not grow with the number of ranks.
-* **The pace is measured.** A freed cell says how long its call took. Waiters take the median of all
-  cells for the time between two looks, and look less often the longer they have looked in vain.
+  every slot but one in eight has failed, a host votes after one failure of its own, so that the
+  requests that it takes to open the circuit do not grow with the number of ranks.
+* **The pace is measured.** A freed cell says how long its call took, and those who wait take the
+  median of all cells for it.
 
 Collective operations (every rank at the same time) always pass here, also while the circuit is
 closed: of N ranks in lock-step, N would otherwise be in flight before any of them could fail. A

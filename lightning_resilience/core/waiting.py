@@ -9,8 +9,9 @@ further back in line they stand:
 * the probe is due: the two *nearest* waiters claim it, by their own sight;
 * the prober is silent: the two nearest re-read every quarter of its lease, so that a dead one is
   replaced within one and a half leases;
-* the bell's write may have been lost, or both of the nearest may be dead: everybody re-reads at the
-  end of a chunk, and claims what is overdue.
+* the bell's write may have been lost, or both of the nearest may be dead: those at the front
+  re-read at the end of a chunk, the others of two, and claim what is overdue. Whoever finds that
+  the circuit lets calls through rings for all.
 
 The place in line comes from a ticket, a counter in the store. It is a hint only: a ticket whose
 answer was lost puts its waiter at the end, and a place that nobody holds is covered by the chunks.
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 LONGEST_CHUNK_S: Final = 150.0
-"""A waiter re-reads at least this often, in seconds: a rank costs little while it waits."""
+"""Those at the front re-read at least this often, in seconds, and the others half as often."""
 
 VOICE_S: Final = 28.0
 """Longest silence of a rank that speaks, in seconds; with a look around, less than 30."""

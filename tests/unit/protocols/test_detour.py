@@ -777,6 +777,30 @@ def test_the_result_of_an_attempt_that_succeeded_is_never_lost(
     assert bool(task.emitted(LocalModeEntered)) is alone
 
 
+@pytest.mark.parametrize("kind", [Away, Lost])
+def test_a_slot_that_cannot_be_given_back_is_no_reason_to_go_alone(
+    kind: type[Away | Lost],
+) -> None:
+    """All three tries are lost, and the process stays with the job: the next call finds out."""
+    scene = Scene()
+    mine = process(hosts=2)
+    scene.settled(mine)
+
+    def fault(task: Task, _index: int, effect: Effect) -> Fault | None:
+        called = any(isinstance(done, fx.Call) for done in task.performed)
+        return kind() if called and isinstance(effect, fx.CompareAndSet) else None
+
+    scene.world.fault = fault
+    task = scene.call(mine, at_s=40.0, collective=True)
+
+    assert task.result.value == "done"
+    assert len(task.emitted(StoreLost)) == 1
+    assert not task.emitted(LocalModeEntered)
+    assert mine.detour is not None
+    assert mine.detour.link.tries == 0
+    assert mine.detour.link.lost_since_s is None
+
+
 @pytest.mark.parametrize("after", ["before", "attempt"])
 def test_without_patience_the_stores_failure_is_raised_as_it_is(after: str) -> None:
     """A joint operation sees it: no view is trusted, nothing is decided alone, nothing is said."""
