@@ -168,6 +168,8 @@ def _wait_together(
         replace(joint.patience, when_open="wait"),
         operation=joint.op,
         deadline_at_s=started_at_s + wait_s,
+        # Those who drew the first places may be waiting for this rank now.
+        leads=member.rank == joint.workers[0],
     )
     try:
         yield from with_beat(waiting, beat, ends=verdict_end(member, joint))

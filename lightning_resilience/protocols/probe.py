@@ -89,6 +89,7 @@ class _Line:
     operation: str
     deadline_at_s: float
     looks: bool
+    leads: bool
     started_at_s: float = 0.0
     spoken_at_s: float | None = None
     woken_in_vain: int = 0
@@ -102,6 +103,7 @@ def await_passage(
     operation: str,
     deadline_at_s: float,
     looks: bool = True,
+    leads: bool = False,
 ) -> Protocol[BreakerView]:
     """Return once the circuit lets calls through.
 
@@ -114,6 +116,8 @@ def await_passage(
         deadline_at_s: When to give up, on this process's clock.
         looks: Whether to read the record once the bell has rung. A caller that is going to read it
             anyway, with the slots, does not: all who wait are woken at once.
+        leads: Whether it sees to the probe wherever it stands in line: those before it may have
+            turned to something else.
 
     Returns:
         The view that lets the caller pass; its epoch belongs to the caller's result. Where it does
@@ -128,7 +132,7 @@ def await_passage(
         return view
     if patience.when_open == "raise":
         return (yield from _pass_or_refuse(circuit, patience, view))
-    line = _Line(operation=operation, deadline_at_s=deadline_at_s, looks=looks)
+    line = _Line(operation=operation, deadline_at_s=deadline_at_s, looks=looks, leads=leads)
     view = yield from _wait(circuit, patience, view, line=line)
     draw: float = yield Draw()
     yield Sleep(draw * patience.spread_s)
@@ -173,7 +177,7 @@ def _wait(
             wait_s = waiting.next_wait_s(
                 view,
                 circuit.config,
-                near=waiting.is_near(ticket, chunks=line.chunks),
+                near=line.leads or waiting.is_near(ticket, chunks=line.chunks),
                 longest_s=min(patience.chunk_s, line.deadline_at_s - now_s),
                 now_s=now_s,
             )
