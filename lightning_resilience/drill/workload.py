@@ -194,6 +194,7 @@ class Job:
             chunk_s=chunk_s(joint_timeout_s=self.scenario.workload.joint_timeout_s),
             voice_s=VOICE_S,
             spread_s=min(1.0, self.scenario.ranks - 1.0),
+            leads=operation.kind == "joint",
         )
 
     def _submit(self, operation: Operation, kind: str, _token: CancelToken) -> Request:

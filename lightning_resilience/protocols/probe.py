@@ -72,6 +72,8 @@ class Patience:
         voice_s: Longest time between two events that say what is awaited, in seconds.
         spread_s: After the wait, callers come back over this time, in seconds, so that they do not
             return in the same instant.
+        leads: Whether this caller sees to the probe wherever it stands in line, because it is the
+            one for whom all others wait.
     """
 
     probe: Callable[[CancelToken], Any]
@@ -80,6 +82,7 @@ class Patience:
     chunk_s: float = waiting.LONGEST_CHUNK_S
     voice_s: float = waiting.LONGEST_CHUNK_S
     spread_s: float = 1.0
+    leads: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +92,6 @@ class _Line:
     operation: str
     deadline_at_s: float
     looks: bool
-    leads: bool
     started_at_s: float = 0.0
     spoken_at_s: float | None = None
     woken_in_vain: int = 0
@@ -103,7 +105,6 @@ def await_passage(
     operation: str,
     deadline_at_s: float,
     looks: bool = True,
-    leads: bool = False,
 ) -> Protocol[BreakerView]:
     """Return once the circuit lets calls through.
 
@@ -116,8 +117,6 @@ def await_passage(
         deadline_at_s: When to give up, on this process's clock.
         looks: Whether to read the record once the bell has rung. A caller that is going to read it
             anyway, with the slots, does not: all who wait are woken at once.
-        leads: Whether it sees to the probe wherever it stands in line: those before it may have
-            turned to something else.
 
     Returns:
         The view that lets the caller pass; its epoch belongs to the caller's result. Where it does
@@ -132,7 +131,7 @@ def await_passage(
         return view
     if patience.when_open == "raise":
         return (yield from _pass_or_refuse(circuit, patience, view))
-    line = _Line(operation=operation, deadline_at_s=deadline_at_s, looks=looks, leads=leads)
+    line = _Line(operation=operation, deadline_at_s=deadline_at_s, looks=looks)
     view = yield from _wait(circuit, patience, view, line=line)
     draw: float = yield Draw()
     yield Sleep(draw * patience.spread_s)
@@ -177,7 +176,7 @@ def _wait(
             wait_s = waiting.next_wait_s(
                 view,
                 circuit.config,
-                near=line.leads or waiting.is_near(ticket, chunks=line.chunks),
+                near=patience.leads or waiting.is_near(ticket, chunks=line.chunks),
                 longest_s=min(patience.chunk_s, line.deadline_at_s - now_s),
                 now_s=now_s,
             )
