@@ -35,7 +35,7 @@ from lightning_resilience.drill.virtual import SeededDice
 from lightning_resilience.drill.workload import DEPENDENCY
 from lightning_resilience.drill.world import World
 from lightning_resilience.errors import DrillFailedError, RetriesExhaustedError
-from lightning_resilience.protocols.circuit_memory import Circuit, Link, give_detour
+from lightning_resilience.protocols.circuit_memory import Circuit, Link, give_detour, learn
 
 
 if TYPE_CHECKING:
@@ -99,6 +99,18 @@ class News:
         """Let a rank read the breaker's record."""
         for read in self.to.read:
             read(self.now_s, self.ranks[rank], BREAKER)
+
+    def look(self, rank: int) -> None:
+        """Let a rank read the breaker's record and all slots."""
+        self.read(rank)
+        for read in self.to.read:
+            read(self.now_s, self.ranks[rank], KEYS.slot(DEPENDENCY, CONFIG.max_concurrent - 1))
+
+    def remember(self, rank: int) -> None:
+        """Let a rank have the present record in mind."""
+        process = self.ranks[rank]
+        process.circuit = Circuit(DEPENDENCY, config=CONFIG, keys=KEYS, host=process.host.name)
+        learn(process.circuit, encode(self.record), read_at_s=0.0, seen_at_s=0.0)
 
     def empty(self) -> None:
         """Let the store lose everything."""
@@ -242,7 +254,7 @@ class News:
 
     def take(self, rank: int, index: int, **fields: Any) -> None:
         """Let a rank look, and claim a slot."""
-        self.read(rank)
+        self.look(rank)
         nonce = self.ranks[rank].dice.nonce()
         self.slot(rank, index, **{"holder": nonce, "writer": nonce, **fields})
 

@@ -208,9 +208,11 @@ class Closes(Check):
             self._restart(now_s)
 
     def ended(self, now_s: float, request: Request) -> None:
-        """Begin anew where storage is not well after all."""
+        """Begin anew where storage is not well after all; whoever is served calls no more."""
         if request.failed is not None:
             self._restart(now_s)
+        elif request.kind == "call":
+            self._under_way.pop(request.operation, None)
 
     def read(self, now_s: float, process: Process, key: str) -> None:
         """Look at the time."""

@@ -213,7 +213,7 @@ def test_a_record_that_nobody_has_seen_is_no_rebirth(changes: dict[str, Any]) ->
 def test_whoever_has_seen_a_record_does_not_begin_anew() -> None:
     """Its epochs would be taken for those of a job that has just begun."""
     news = emptied()
-    news.read(1)
+    news.remember(1)
     news.at(60.0).empty()
 
     with broken(HISTORY):

@@ -97,6 +97,7 @@ def test_two_verdicts_of_one_operation_are_seen() -> None:
     """Also where the store has lost the first between them."""
     news = joined()
     leave(news, 0, news.verdict(0, 1))
+    news.crash(0)
     news.at(TIMEOUT_S).empty()
     lost = news.verdict(1, 1, failure="lost", first_rank=0, lost_ranks=(0,))
 
@@ -125,6 +126,7 @@ def test_a_rank_that_is_taken_for_lost_too_early_is_seen() -> None:
 def test_a_rank_that_was_silent_for_long_enough_is_lost() -> None:
     """Whoever waits has watched it all the time."""
     news = joined()
+    news.crash(0)
 
     final = news.at(TIMEOUT_S + 5.0).verdict(1, 1, failure="lost", first_rank=0, lost_ranks=(0,))
 

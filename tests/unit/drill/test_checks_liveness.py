@@ -128,3 +128,18 @@ def test_an_operation_that_is_over_is_forgotten(end: str) -> None:
         news.crash(2)
 
     news.at(operation_bound_s(news.world.scenario, is_joint=False) + 1.0).read(3)
+
+
+def test_who_was_served_need_not_close_the_circuit() -> None:
+    """It waits for other ranks, and calls no more."""
+    news = News()
+    news.trip()
+    news.claim()
+    news.answer(news.send(0, "probe"))
+    news.move(0, "recovering")
+    news.begin(0, "joint")
+    news.take(0, 0)
+    news.answer(news.send(0))
+    news.move(0, "recovering", limit=2)
+
+    news.at(news.now_s + closing_bound_s(news.world.scenario) + 1.0).read(0)

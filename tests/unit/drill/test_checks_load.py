@@ -125,7 +125,7 @@ def test_a_waiter_that_takes_a_dead_holders_slot_in_time_is_silent() -> None:
     """After a lease of watching."""
     news = waiting()
     for second in range(1, 32, 5):
-        news.at(float(second)).read(1)
+        news.at(float(second)).look(1)
 
     news.at(32.0).take(1, 0)
 
@@ -136,7 +136,7 @@ def test_a_waiter_that_leaves_a_dead_holders_slot_alone_is_seen() -> None:
 
     with broken(DEAD):
         for second in range(1, 60, 5):
-            news.at(float(second)).read(1)
+            news.at(float(second)).look(1)
 
 
 # --- what the store is asked -----------------------------------------------------------------
