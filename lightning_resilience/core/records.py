@@ -17,7 +17,7 @@ key                                         value
 ``lr/<run>/store_id``                       ``StoreIdRecord``: which server this is, write-once
 ``lr/<run>/breaker/<dependency>``           ``BreakerRecord``; survives a restart
 ``lr/<run>/bell/<dependency>/<gen>``        set when the circuit of that trip lets calls through
-``lr/<run>/waiting/<dependency>/<gen>``     counter: tickets of the waiters of that trip, a hint
+``lr/<run>/i<inc>/waiting/<dependency>/<gen>``  counter: places of those who wait, a hint
 ``lr/<run>/slot/<dependency>/<j>``          ``SlotRecord``: who may call, one cell a slot
 ``lr/<run>/turn/<dependency>``              counter: tickets of those who wait for a slot, a hint
 ``lr/<run>/budget/<dependency>``            ``BudgetRecord``: retries of the whole job
