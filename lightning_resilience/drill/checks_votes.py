@@ -140,7 +140,10 @@ class HonestVotes(Check):
         process = request.process
         if request.kind != "call" or request.is_abandoned or not process.is_alive:
             return
-        if request.failed is None:
+        if self.facts.is_alone(process, request.operation):
+            # What it learns alone is told to nobody.
+            self._rows.pop(process, None)
+        elif request.failed is None:
             self._rows.pop(process, None)
             self._ok_at_s[process.host.name] = now_s
         elif self.facts.counts(request.failed):

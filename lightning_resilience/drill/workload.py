@@ -10,7 +10,7 @@ catches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,6 +51,8 @@ DEPENDENCY: Final = "drill://storage:write"
 WORKER: Final = 0
 """The rank that works in joint saves."""
 
+_LOOK_S: Final = 0.05
+_LONGEST_SETUP_S: Final = 120.0
 _LONGEST_BEAT_S: Final = 5.0
 _BEATS_PER_TIMEOUT: Final = 4
 _MOST_CAUSES: Final = 20
@@ -67,6 +69,9 @@ class Job:
         agenda: The virtual clock, for the record of what was done when.
         storage: The dependency.
         observers: Are told of operations.
+
+    Attributes:
+        enlisted: Ranks whose setup is done.
     """
 
     scenario: Scenario
@@ -74,6 +79,7 @@ class Job:
     agenda: Agenda
     storage: StorageModel
     observers: Observers
+    enlisted: set[int] = field(default_factory=set)
 
     def program(self, process: Process) -> Generator[Effect, Any, Any]:
         """Return what a process runs from its start to its end."""
@@ -89,6 +95,9 @@ class Job:
             except ResilienceError:
                 # The store was away for too long, and the job does not start.
                 return
+            self.enlisted.add(process.rank)
+            if not (yield from self._all_have_begun()):
+                return
         number = 0
         for turn in range(work.rounds):
             if turn:
@@ -100,6 +109,18 @@ class Job:
                 operation = Operation(process=process, kind=kind, number=number)
                 if not (yield from self._make(operation, circuit, member)):
                     return
+
+    def _all_have_begun(self) -> Protocol[bool]:
+        """Wait for the setup of all ranks, which ends with a collective of the framework's."""
+        waited_s = 0.0
+        while len(self.enlisted) < self.scenario.ranks:
+            if waited_s >= _LONGEST_SETUP_S:
+                return False
+            # Nothing depends on how often it looks.
+            pause_s = max(_LOOK_S, waited_s / 10)
+            yield Sleep(pause_s)
+            waited_s += pause_s
+        return True
 
     def _circuit(self, process: Process) -> Circuit:
         scenario = self.scenario
@@ -173,6 +194,7 @@ class Job:
             chunk_s=chunk_s(joint_timeout_s=self.scenario.workload.joint_timeout_s),
             voice_s=VOICE_S,
             spread_s=min(1.0, self.scenario.ranks - 1.0),
+            leads=operation.kind == "joint",
         )
 
     def _submit(self, operation: Operation, kind: str, _token: CancelToken) -> Request:

@@ -119,7 +119,8 @@ def _enter(
         with suppress(ResilienceError):
             yield from withdraw(member, joint, part, error=error, arrival=arrival)
         raise
-    if failed is not None and works:
-        # Ranks without work may not be looking at the gate, but for the verdict.
-        return (yield from refuse(member, joint, arrival, refusal=failed))
-    return failed
+    if failed is None:
+        return None
+    # Ranks without work may not be looking at the gate, but for the verdict; and a gate in a store
+    # that was lost is no verdict yet.
+    return (yield from refuse(member, joint, arrival, refusal=failed))

@@ -165,7 +165,8 @@ def _wait_together(
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
     waiting = await_passage(
         joint.circuit,
-        replace(joint.patience, when_open="wait"),
+        # Those who drew the first places in line may be waiting for this rank now.
+        replace(joint.patience, when_open="wait", leads=member.rank == joint.workers[0]),
         operation=joint.op,
         deadline_at_s=started_at_s + wait_s,
     )

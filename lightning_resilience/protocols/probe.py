@@ -72,6 +72,8 @@ class Patience:
         voice_s: Longest time between two events that say what is awaited, in seconds.
         spread_s: After the wait, callers come back over this time, in seconds, so that they do not
             return in the same instant.
+        leads: Whether this caller sees to the probe wherever it stands in line, because it is the
+            one for whom all others wait.
     """
 
     probe: Callable[[CancelToken], Any]
@@ -80,6 +82,7 @@ class Patience:
     chunk_s: float = waiting.LONGEST_CHUNK_S
     voice_s: float = waiting.LONGEST_CHUNK_S
     spread_s: float = 1.0
+    leads: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +176,7 @@ def _wait(
             wait_s = waiting.next_wait_s(
                 view,
                 circuit.config,
-                near=waiting.is_near(ticket, chunks=line.chunks),
+                near=patience.leads or waiting.is_near(ticket, chunks=line.chunks),
                 longest_s=min(patience.chunk_s, line.deadline_at_s - now_s),
                 now_s=now_s,
             )

@@ -197,11 +197,11 @@ _PROBE = (
         edits=(
             _edit(
                 "protocols/probe.py",
-                "    ):\n        return\n    mine = circuit.view\n",
+                "    ):\n        return False\n    mine = circuit.view\n",
                 "    ):\n"
                 "        denied = replace(view.sighting, first_seen_at_s=claimed_at_s)\n"
                 "        circuit.view = replace(view, sighting=denied)\n"
-                "        return\n"
+                "        return False\n"
                 "    mine = circuit.view\n",
             ),
             _edit(

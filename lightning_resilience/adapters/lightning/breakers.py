@@ -159,6 +159,7 @@ class Breakers:
             chunk_s=chunk,
             voice_s=VOICE_S if self._member.rank == 0 else chunk,
             spread_s=self._spread_s[kind],
+            leads=kind == "write",
         )
 
     def _probe(self, storage: Storage, directory: str, kind: str) -> Callable[[CancelToken], None]:

@@ -168,3 +168,14 @@ def test_a_probe_is_sent_with_the_probability_of_the_share(share: float, draw: f
     assert detour.probes_alone(share=share, draw=share * draw)
     assert not detour.probes_alone(share=share, draw=share)
     assert not detour.probes_alone(share=share, draw=math.nextafter(share, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "processes", "share"),
+    [(1, 1, 1.0), (2, 2, 1.0), (2, 16, 0.125), (128, 1024, 0.125), (8, 4, 1.0)],
+)
+def test_the_processes_of_a_host_send_one_probe_together(
+    hosts: int, processes: int, share: float
+) -> None:
+    """Each sends its part of one probe per wait, and a process alone on its host all of it."""
+    assert detour.share_on_a_host(hosts=hosts, processes=processes) == share

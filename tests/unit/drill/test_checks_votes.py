@@ -183,3 +183,17 @@ def test_whoever_succeeds_withdraws() -> None:
 
     with broken(VOTES):
         news.end(0)
+
+
+def test_failures_alone_call_for_no_vote() -> None:
+    """Nobody is told of them."""
+    news = News()
+    news.at(1.0).create()
+    own = news.go_alone(0)
+    for turn in range(CONFIG.trip_failures):
+        news.at(2.0 + turn).begin(0)
+        news.answer(news.send(0), RESET)
+    news.ranks[0].circuit = own
+    news.begin(0)
+
+    news.at(10.0).send(0)

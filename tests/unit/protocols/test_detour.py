@@ -547,7 +547,7 @@ class Isolation:
 def isolation(hosts: int = 3, *, ill_until_s: float = 60.0) -> Isolation:
     """Several processes, each on its own host."""
     scene = Scene()
-    circuits = [process(f"host {name}", hosts=hosts) for name in range(hosts)]
+    circuits = [process(f"host {name}", hosts=hosts, processes=hosts) for name in range(hosts)]
     scene.settled(*circuits)
     return Isolation(scene, circuits, ill_until_s)
 
@@ -640,8 +640,6 @@ def test_an_isolated_host_probes_in_full_also_after_it_was_alone() -> None:
     went = isolation(2, ill_until_s=0.0)
     mine = went.circuits[0]
     assert mine.detour is not None
-    mine.detour.processes = 10**6
-    assert mine.detour.circuit.ledger.config.retry_floor == 5
     went.scene.away = [(10.0, 60.0)]
     went.start(0, at_s=40.0)
     went.scene.world.run()
@@ -652,6 +650,22 @@ def test_an_isolated_host_probes_in_full_also_after_it_was_alone() -> None:
 
     assert len(task.emitted(HostIsolated)) == len(task.emitted(HostRejoined)) == 1
     assert task.result.value == "done"
+    assert mine.detour.circuit.probe_share == 1.0
+
+
+def test_the_processes_of_an_isolated_host_share_its_probes() -> None:
+    """Eight processes a host send one probe per wait together, an eighth of the waits each."""
+    scene = Scene()
+    mine = process("host 0", hosts=2, processes=16)
+    scene.settled(mine)
+    went = Isolation(scene, [mine], 60.0)
+
+    task = went.start(0, at_s=1.0)
+    scene.world.run()
+
+    assert task.emitted(HostIsolated)
+    assert mine.detour is not None
+    assert mine.detour.circuit.probe_share == 1 / 8
 
 
 def test_who_rejoins_hands_in_no_result_for_an_epoch_that_others_have_seen() -> None:

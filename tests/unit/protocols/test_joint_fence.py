@@ -6,14 +6,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
-from lightning_resilience.core.records import FinalRecord, decode
+from lightning_resilience.core.records import FinalRecord, decode, encode
 from lightning_resilience.errors import JointUnavailableError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.joint import perform
 from lightning_resilience.protocols.joint_fence import enlist
-from tests.scenes import KEYS, Dependency, circuit, guarded, joint, member, part, patience
+from tests.scenes import (
+    DEPENDENCY,
+    KEYS,
+    Dependency,
+    circuit,
+    guarded,
+    joint,
+    member,
+    part,
+    patience,
+    record,
+)
 from tests.scripted_driver import Crash, Pause, World
 
 
@@ -28,9 +40,11 @@ if TYPE_CHECKING:
 WORKER, WAITER, OTHER = 0, 1, 2
 
 
-def saves(rank: int, world: World, *, lasts_s: float, count: int = 1) -> Protocol[list[str]]:
+def saves(
+    rank: int, world: World, *, lasts_s: float, count: int = 1, on_outage: str = "wait"
+) -> Protocol[list[str]]:
     """A rank of three that enlists, and then saves some times; rank 0 has the work."""
-    me = yield from enlist(member(rank, world_size=3))
+    me = yield from enlist(member(rank, world_size=3, on_outage=on_outage))
     dependency = Dependency(world, lasts_s=lasts_s)
     verdicts = []
     for seq in range(1, count + 1):
@@ -140,6 +154,36 @@ def test_a_worker_that_was_stopped_as_it_arrived_makes_no_verdict_up() -> None:
 
     assert isinstance(tasks[WORKER].error, JointUnavailableError)
     assert verdicts_of(tasks) == {("lost",)}
+
+
+@pytest.mark.parametrize("late", [WORKER, WAITER])
+def test_a_gate_that_refuses_in_a_store_that_was_lost_is_no_verdict(late: int) -> None:
+    """The others have saved; the late one finds the circuit open, and the policy is not to wait."""
+
+    def fault(task: Task, _index: int, effect: Effect) -> Fault | None:
+        if task.name == late and is_arrival(effect, late) and not struck:
+            struck.append(effect)
+            return Pause(200.0)
+        return None
+
+    struck: list[Effect] = []
+    world = World(seed=3, fault=fault)
+    tasks = [
+        world.spawn(saves(rank, world, lasts_s=1.0, on_outage="fail"), name=rank)
+        for rank in range(3)
+    ]
+
+    def lose() -> None:
+        before = record(world)
+        world.values.clear()
+        key = KEYS.breaker(DEPENDENCY)
+        world.values[key] = encode(msgspec.structs.replace(before, state="forced_open", epoch=9))
+
+    world.at(150.0, lose)
+    world.run(limit_s=2000.0)
+
+    assert isinstance(tasks[late].error, JointUnavailableError)
+    assert len(verdicts_of(tasks)) == 1
 
 
 def test_a_store_that_is_lost_while_all_are_there_costs_no_save() -> None:
