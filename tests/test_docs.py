@@ -42,8 +42,12 @@ from lightning_resilience.adapters.guard_options import OPTIONS as OPTIONS_OF_GU
 from lightning_resilience.core import events, records
 from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, SEVERITY
+from lightning_resilience.drill.checks import all_checks
+from lightning_resilience.drill.facts import Check
+from lightning_resilience.drill.scenario import Scenario
 from lightning_resilience.drill.scenario_fields import field_rows
 from lightning_resilience.drill.scenario_file import parse_scenario
+from lightning_resilience.drill.world import World
 from lightning_resilience.protocols import effects
 from lightning_resilience.topology import read_topology
 
@@ -56,6 +60,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "lightning_resilience"
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+CORRECTNESS = ROOT / "docs" / "correctness.md"
 DRILL = ROOT / "docs" / "drill.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -371,3 +376,23 @@ def test_the_drill_page_shows_a_scenario_that_can_be_read() -> None:
 
     assert len(read) == 1
     assert len({type(fault) for fault in read[0].faults}) == 4
+
+
+def test_the_correctness_page_names_every_check_at_its_promise() -> None:
+    """Every promise has its line, with the checks that hold it, and nothing else."""
+    expected: dict[str, set[str]] = {f"I{number}": set() for number in range(1, 10)}
+    for check in all_checks(World(Scenario(), 0)):
+        if isinstance(check, Check):
+            expected.setdefault(check.promise, set()).add(type(check).__name__)
+
+    rows = table_of(CORRECTNESS, "promises")
+    assert [names_in(row[0])[0] for row in rows[:9]] == list(expected)[:9]
+    assert {names_in(row[0])[0]: set(names_in(row[2])) for row in rows} == expected
+    assert all(row[1] and row[2] for row in rows)
+
+
+def test_the_correctness_page_has_a_section_for_every_promise() -> None:
+    """Each promise is explained under a heading that begins with its name."""
+    headings = re.findall(r"^## (I\d):", CORRECTNESS.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert headings == [f"I{number}" for number in range(1, 10)]

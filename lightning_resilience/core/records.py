@@ -11,26 +11,26 @@ that is written by a compare-and-set carries ``writer``, a nonce of this very wr
 Keys (``<run>`` is the run id, ``<inc>`` the incarnation, which changes with every start of the
 worker group, so that keys of an earlier attempt are never believed):
 
-==========================================  =======================================================
-key                                         value
-==========================================  =======================================================
-``lr/<run>/store_id``                       ``StoreIdRecord``: which server this is, write-once
-``lr/<run>/breaker/<dependency>``           ``BreakerRecord``; survives a restart
-``lr/<run>/bell/<dependency>/<gen>``        set when the circuit of that trip lets calls through
-``lr/<run>/i<inc>/waiting/<dependency>/<gen>``  counter: places of those who wait, a hint
-``lr/<run>/slot/<dependency>/<j>``          ``SlotRecord``: who may call, one cell a slot
-``lr/<run>/turn/<dependency>``              counter: tickets of those who wait for a slot, a hint
-``lr/<run>/budget/<dependency>``            ``BudgetRecord``: retries of the whole job
-``lr/<run>/i<inc>/arrived/<rank>``          number of the joint operation that the rank is at
-``lr/<run>/i<inc>/gate/<seq>/<round>``      ``GateRecord``, write-once
-``lr/<run>/i<inc>/beat/<rank>``             changes while the rank works
-``lr/<run>/i<inc>/out/<seq>/<rank>``        ``OutcomeRecord``
-``lr/<run>/i<inc>/count/<seq>``             counter of outcomes, a hint
-``lr/<run>/i<inc>/final/<seq>``             ``FinalRecord``, write-once: the verdict
-``lr/<run>/i<inc>/done/<seq>``              bell: the verdict is there
-``lr/<run>/i<inc>/left/<rank>``             operation in which the rank was interrupted
-``lr/<run>/i<inc>/cleaned/0``               number of the first operation whose keys are still there
-==========================================  =======================================================
+==============================================  ====================================================
+key                                             value
+==============================================  ====================================================
+``lr/<run>/store_id``                           ``StoreIdRecord``: which server this is, write-once
+``lr/<run>/breaker/<dependency>``               ``BreakerRecord``; survives a restart
+``lr/<run>/bell/<dependency>/<gen>``            set when the circuit of that trip lets calls through
+``lr/<run>/i<inc>/waiting/<dependency>/<gen>``  counter: tickets of the waiters of that trip, a hint
+``lr/<run>/slot/<dependency>/<j>``              ``SlotRecord``: who may call, one cell a slot
+``lr/<run>/turn/<dependency>``                  counter: tickets of who waits for a slot, a hint
+``lr/<run>/budget/<dependency>``                ``BudgetRecord``: retries of the whole job
+``lr/<run>/i<inc>/arrived/<rank>``              number of the joint operation that the rank is at
+``lr/<run>/i<inc>/gate/<seq>/<round>``          ``GateRecord``, write-once
+``lr/<run>/i<inc>/beat/<rank>``                 changes while the rank works
+``lr/<run>/i<inc>/out/<seq>/<rank>``            ``OutcomeRecord``
+``lr/<run>/i<inc>/count/<seq>``                 counter of outcomes, a hint
+``lr/<run>/i<inc>/final/<seq>``                 ``FinalRecord``: a ballot, then once the verdict
+``lr/<run>/i<inc>/done/<seq>``                  bell: the verdict is there
+``lr/<run>/i<inc>/left/<rank>``                 operation in which the rank was interrupted
+``lr/<run>/i<inc>/cleaned/0``                   first operation whose keys are still there
+==============================================  ====================================================
 """
 
 from __future__ import annotations
