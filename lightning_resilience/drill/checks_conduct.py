@@ -108,14 +108,16 @@ class BoundedKeys(Check):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         run = facts.keys.store_id.removesuffix("store_id")
-        self._prefixes = tuple(f"{run}{part}/{DEPENDENCY}/" for part in ("bell", "waiting"))
-        self._counts = dict.fromkeys(self._prefixes, 0)
+        self._bells = f"{run}bell/{DEPENDENCY}/"
+        self._starts = f"{run}i"
+        self._places = f"/waiting/{DEPENDENCY}/"
+        self._counts: dict[str, int] = {}
         self._deaths = 0
 
     def emptied(self, now_s: float) -> None:
         """Begin to count anew."""
         del now_s
-        self._counts = dict.fromkeys(self._prefixes, 0)
+        self._counts.clear()
 
     def changed(self, now_s: float, process: Process, what: str) -> None:
         """Note that somebody may have died before it could remove keys."""
@@ -125,11 +127,12 @@ class BoundedKeys(Check):
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
         """Count a key that is new, or gone."""
         del now_s
-        if not key.startswith(self._prefixes):
+        is_place = key.startswith(self._starts) and self._places in key
+        if not (is_place or key.startswith(self._bells)):
             return
         prefix = key[: key.rindex("/") + 1]
         is_there = key in self.values
-        self._counts[prefix] += is_there - (before is not None)
+        self._counts[prefix] = self._counts.get(prefix, 0) + is_there - (before is not None)
         most = _MOST_TRIPS + self._deaths
         if self._counts[prefix] > most and not self.facts.had_trouble(process, 0.0):
             self.fail(f"{self._counts[prefix]} keys {prefix}… are in the store; {most} may be")

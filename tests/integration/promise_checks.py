@@ -16,10 +16,7 @@ What the promises allow on top of their bare numbers is counted out here, fault 
 * **I5**: a call whose slot was taken by another counts as forgiven only where its caller was
   stopped for about a lease, or the store was lost with all slots. A process that goes alone has its
   own share, which is one slot.
-* **I8**: what is allowed is an error that names its rank. Where the store was replaced by an empty
-  one in the course of an operation, ranks that had not read its verdict yet may take the worker for
-  lost while others have left with the verdict of the store before. That is a known limit, excused
-  here and shown by a test of its own.
+* **I8**: what is allowed is an error that names its rank.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core.breaker import BreakerState, quorum
 from lightning_resilience.core.breaker_record import LEGAL
 from lightning_resilience.core.lease import CLOCK_RATE_FACTOR
-from lightning_resilience.core.outcome import FailureClass
 
 
 if TYPE_CHECKING:
@@ -145,7 +141,6 @@ class Recording:
             last look stands under -1.
         told: How joint operations ended.
         errors: Calls that ended with an exception.
-        excuses_a_replaced_store: Whether the known limit of I8 is one.
     """
 
     config: BreakerConfig
@@ -158,7 +153,6 @@ class Recording:
     seen: dict[int, list[tuple[str, BreakerRecord]]] = field(default_factory=dict)
     told: list[Told] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    excuses_a_replaced_store: bool = True
 
     def probes(self, dependency: str, way: str) -> list[Served]:
         """Probes that were sent one way, as they came."""
@@ -187,6 +181,11 @@ class Recording:
     def lost_store(self, since_s: float, until_s: float) -> bool:
         """Whether the store was away, or replaced, between two instants."""
         return any(loss.at_s <= until_s and since_s <= loss.until_s for loss in self.losses)
+
+    def has_lost_a_rank_and_the_store(self, until_s: float) -> bool:
+        """Whether a rank was killed, and the store lost, before an instant."""
+        died = any(each.until_s == FOREVER_S and each.at_s < until_s for each in self.absences)
+        return died and self.lost_store(0.0, until_s)
 
 
 def broken(recording: Recording) -> list[str]:
@@ -495,7 +494,7 @@ def one_verdict(recording: Recording) -> Iterator[str]:
     """I8: whoever is told a verdict of an operation is told the same, and who is not is named."""
     for seq, told in _by_operation(recording).items():
         verdicts = {each.final for each in told if each.final is not None}
-        if len(verdicts) > 1 and not _may_be_forgotten(recording, told, verdicts):
+        if len(verdicts) > 1:
             ways = {
                 f"{final.failure or 'ok'} by {final.writer}": sorted(
                     each.rank for each in told if each.final == final
@@ -506,20 +505,6 @@ def one_verdict(recording: Recording) -> Iterator[str]:
         for each in told:
             if each.final is None:
                 yield from _is_named(each, verdicts)
-
-
-def _may_be_forgotten(
-    recording: Recording, told: Sequence[Told], verdicts: Iterable[FinalRecord]
-) -> bool:
-    """Whether one of two verdicts went with the store, and the other says that nobody was there."""
-    since_s = min(each.began_at_s for each in told)
-    until_s = max(each.ended_at_s for each in told)
-    made_up = [final for final in verdicts if final.failure == FailureClass.LOST.value]
-    return (
-        recording.excuses_a_replaced_store
-        and recording.lost_store(since_s, until_s)
-        and len(made_up) == 1
-    )
 
 
 def _by_operation(recording: Recording) -> dict[int, list[Told]]:
@@ -555,6 +540,10 @@ def nothing_unexpected(recording: Recording) -> Iterator[str]:
         explained = hurt or recording.lost_store(since_s, until_s)
         failures = {each.error if each.final is None else each.final.failure for each in told}
         failed = sorted(failures - {""})
+        if recording.has_lost_a_rank_and_the_store(until_s):
+            # In another store than the one that it began in, nobody can tell whether the dead rank
+            # has left with a verdict.
+            explained = explained or failed == ["JointUnavailableError"]
         if failed and not explained:
             yield f"operation {seq}, whose worker {worker} was well, ended with {failed}"
         named = {rank for each in told if each.final is not None for rank in each.final.lost_ranks}

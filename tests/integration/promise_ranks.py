@@ -30,6 +30,7 @@ from lightning_resilience.protocols.circuit import Circuit, begin
 from lightning_resilience.protocols.circuit_memory import Limits, Link, give_detour
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, Member, Part, perform
+from lightning_resilience.protocols.joint_fence import enlist
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.system import SystemClock, SystemDice
@@ -272,12 +273,24 @@ class PromiseRank:
             give_detour(circuit, link=link, processes=RANKS)
             self.driver.run(begin(circuit, new_incarnation=False))
             self.circuits[dependency] = circuit
+        self.member = self.driver.run(enlist(self._member()))
 
     def end(self) -> None:
         """Leave the store."""
         if hasattr(self, "store"):
             self.driver.close()
             self.store.close()
+
+    def _member(self) -> Member:
+        return Member(
+            keys=self.keys,
+            rank=self.rank,
+            world_size=RANKS,
+            timeout_s=SILENCE_S,
+            beat_s=SILENCE_S / 6,
+            on_outage="wait",
+            store_patience_s=SILENCE_S,
+        )
 
     def collective(self, _seq: int, _worker: int) -> None:
         """Make the guarded call that every rank makes."""
@@ -290,15 +303,6 @@ class PromiseRank:
     def joint(self, seq: int, worker: int) -> None:
         """Take part in a joint operation in which one rank has work."""
         began_at_s = time.monotonic()
-        member = Member(
-            keys=self.keys,
-            rank=self.rank,
-            world_size=RANKS,
-            timeout_s=SILENCE_S,
-            beat_s=SILENCE_S / 6,
-            on_outage="wait",
-            store_patience_s=SILENCE_S,
-        )
         joint = Joint(
             op="save",
             seq=seq,
@@ -312,7 +316,7 @@ class PromiseRank:
         part = self._part() if self.rank == worker else None
         ended: dict[str, Any]
         try:
-            ended = {"final": self.driver.run(perform(member, joint, part)).final}
+            ended = {"final": self.driver.run(perform(self.member, joint, part)).final}
         except Exception as error:  # noqa: BLE001 - the test looks at it
             lost_ranks = getattr(error, "lost_ranks", ())
             ended = {"error": type(error).__name__, "lost_ranks": lost_ranks}

@@ -141,7 +141,6 @@ def test_the_schedules_have_every_fault() -> None:
     assert {fault.for_s > 0 for fault in faults if fault.what == "store"} == {True, False}
 
 
-@pytest.mark.xfail(reason="a verdict that went with the store is made up anew by who is late")
 def test_a_rank_that_is_late_to_a_replaced_store_makes_up_no_verdict(
     sixteen: Crew, server: StoreServer, storage: Storage
 ) -> None:
@@ -155,7 +154,6 @@ def test_a_rank_that_is_late_to_a_replaced_store_makes_up_no_verdict(
     ]
     recording = Round(1, sixteen, storage, server, faults).play()
 
-    recording.excuses_a_replaced_store = False
     assert list(one_verdict(recording)) == []
 
 

@@ -88,7 +88,7 @@ VARIANTS: dict[str, list[Callable[[Recorder], None]]] = {
         lambda to: to.write(1.0, RANK_0, "key", b"valuf"),
         lambda to: to.write(1.0, RANK_0, "key", b""),
         lambda to: to.write(1.0, RANK_0, "key", None),
-        lambda to: to.write(1.0, RANK_0, "keyv", b"alue"),
+        lambda to: to.write(1.0, RANK_0, "key0", b"0value"),
     ],
     "what is read": [
         lambda to: to.trace.read(1.0, RANK_0, "key"),
