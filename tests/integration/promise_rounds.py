@@ -247,7 +247,8 @@ class Round:
         else:
             with self._lock:
                 self._armed.append(fault)
-            self._strike("any", self._dice.choice(sorted(self.alive)))
+            # Not one that is stopped: nothing would strike it, and the round would wait for ever.
+            self._strike("any", self._dice.choice(sorted(self.alive - self.storage.stopped)))
 
     def _strike(self, whom: str, rank: int) -> None:
         """Let a fault that waits for such a rank strike it."""
