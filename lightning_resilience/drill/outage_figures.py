@@ -13,6 +13,11 @@ served. Nobody can be served sooner than by
 where *lag* is the time from healing until the first probe after it, *S* how long a call takes, *L*
 how many are let in at once (the ramp doubles up to it), *N* the number of ranks and *C* the calls
 per second that *L* callers make.
+
+Where answers of the store are lost, that is no longer in anybody's power: a slot whose claim was
+executed and not answered stays taken, and idle, until its holder has waited for the store's whole
+timeout. A share *p* of lost answers makes of *S* in *N / C* an *S + p · timeout*, and the last rank
+waits for one such answer as a rule. That time is told as well; the bound is on the other one.
 """
 
 from __future__ import annotations
@@ -51,6 +56,7 @@ class OutageFigures:
         lag_s: From healing until the first probe after it, in seconds.
         served_s: From healing until the last call has ended, in seconds.
         ideal_s: The soonest that could have been, in seconds.
+        lossy_s: The same, with the time that lost answers take from slots, in seconds.
         most_in_flight: Calls that were at storage at once, at most.
         permits: How many may be.
         calls_in_outage: Calls that reached storage while it was down; probes are none.
@@ -63,6 +69,7 @@ class OutageFigures:
     lag_s: float
     served_s: float
     ideal_s: float
+    lossy_s: float
     most_in_flight: int
     permits: int
     calls_in_outage: int
@@ -83,6 +90,11 @@ class OutageFigures:
     def of_ideal(self) -> float:
         """When the last was served, as a multiple of the soonest that could have been."""
         return self.served_s / self.ideal_s
+
+    @property
+    def of_lossy(self) -> float:
+        """The same, as a multiple of the time that lost answers leave."""
+        return self.served_s / self.lossy_s
 
     @property
     def of_permits(self) -> float:
@@ -176,21 +188,29 @@ def run_outage(scenario: Scenario, seed: int, *, with_checks: bool = True) -> Ou
     )
     world.run(until_s=healed_at_s + liveness_bound_s(scenario))
     probed_at_s = healed_at_s if watch.probed_at_s is None else watch.probed_at_s
-    permits, service_s = scenario.breaker.max_concurrent, scenario.storage.service_s
     lag_s = probed_at_s - healed_at_s
-    ramp_s = service_s * math.ceil(math.log2(permits))
     return OutageFigures(
         operations=tuple(sorted(process.store_operations for process in world.processes)),
         unserved=sum(not _is_served(process) for process in world.processes),
         lag_s=lag_s,
         served_s=watch.served_at_s - healed_at_s,
-        ideal_s=lag_s + ramp_s + scenario.ranks * service_s / permits,
+        ideal_s=_served_by_s(scenario, lag_s=lag_s, idle_s=0.0),
+        lossy_s=_served_by_s(scenario, lag_s=lag_s, idle_s=scenario.store.timeout_s),
         most_in_flight=watch.most_in_flight,
-        permits=permits,
+        permits=scenario.breaker.max_concurrent,
         calls_in_outage=watch.calls_in_outage,
         probes=watch.probes,
         entries=world.agenda.happened,
     )
+
+
+def _served_by_s(scenario: Scenario, *, lag_s: float, idle_s: float) -> float:
+    """Return within what time all can be served, where a lost answer costs a slot ``idle_s``."""
+    permits, service_s = scenario.breaker.max_concurrent, scenario.storage.service_s
+    lost = scenario.store.lost_answers
+    last_s = idle_s if lost else 0.0
+    ramp_s = service_s * math.ceil(math.log2(permits))
+    return lag_s + ramp_s + scenario.ranks * (service_s + lost * idle_s) / permits + last_s
 
 
 def _is_served(process: Process) -> bool:
