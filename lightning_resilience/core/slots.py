@@ -66,19 +66,18 @@ class Slot:
         return 0 if self.record is None else self.record.turn
 
 
-def taken(slot: Slot, *, ticket: int | None, holder: str, turn: int = 0) -> SlotRecord:
+def taken(slot: Slot, *, ticket: int | None, holder: str) -> SlotRecord:
     """Return the cell with which a waiter makes a slot its own.
 
     Args:
         slot: The slot as it was read.
         ticket: The waiter's ticket, or None.
         holder: A fresh nonce.
-        turn: How far the line had come at that look. Who comes late, because an answer of the store
-            was lost, does not take it back: all others would think that their turn is far away.
     """
     before = slot.record or SlotRecord(writer="")
-    turn = before.turn if ticket is None else max(ticket, turn)
-    return msgspec.structs.replace(before, turn=turn, holder=holder, writer=holder)
+    return msgspec.structs.replace(
+        before, turn=before.turn if ticket is None else ticket, holder=holder, writer=holder
+    )
 
 
 def renewed(held: SlotRecord, *, writer: str) -> SlotRecord:

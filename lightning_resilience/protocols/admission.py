@@ -270,7 +270,7 @@ def _claim(
 ) -> Protocol[Permit | None]:
     now_s: float = yield Now()
     holder: str = yield Nonce()
-    record = cells.taken(slot, ticket=line.ticket, holder=holder, turn=circuit.turn)
+    record = cells.taken(slot, ticket=line.ticket, holder=holder)
     key = circuit.slot_keys[slot.index]
     written = yield from write(key, slot.raw, encode(record))
     if not written.won:

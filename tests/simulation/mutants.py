@@ -69,8 +69,8 @@ _RECORD = (
         edits=(
             _edit(
                 "protocols/admission.py",
-                "    record = cells.taken(slot, ticket=line.ticket, holder=holder, ",
-                "    record = cells.taken(slot, ticket=line.ticket, holder='taken', ",
+                "    record = cells.taken(slot, ticket=line.ticket, holder=holder)",
+                "    record = cells.taken(slot, ticket=line.ticket, holder='taken')",
             ),
         ),
         found_by=("I5",),

@@ -58,12 +58,6 @@ def test_a_slot_names_the_ticket_that_it_has_let_in_last(ticket: int | None, tur
     assert cells.taken(slot(turn=4), ticket=ticket, holder="n").turn == turn
 
 
-@pytest.mark.parametrize(("ticket", "turn"), [(3, 9), (9, 9), (11, 11), (None, 4)])
-def test_who_comes_late_does_not_take_the_line_back(ticket: int | None, turn: int) -> None:
-    """A ticket that is lower than the line's turn leaves that turn in the slot."""
-    assert cells.taken(slot(turn=4), ticket=ticket, holder="n", turn=9).turn == turn
-
-
 def test_a_slot_nobody_has_used_can_be_taken() -> None:
     """The first claim makes the record."""
     assert cells.taken(slot(), ticket=None, holder="n") == SlotRecord(holder="n", writer="n")
