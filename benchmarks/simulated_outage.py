@@ -3,10 +3,11 @@
 """Let jobs of 64 to 16,384 simulated ranks through an outage, and compare them with their bounds.
 
 A dependency with 16 slots and 0.05 s per call is down for 150 s, and every rank makes one
-collective call. Each world is simulated in a process of its own, without and with the checks of all
-promises in turn, so that both meet the same neighbours; the smaller ones several times, of which
-the median counts. The figures of a world follow from its seed and are the same on every machine;
-seconds and MiB are not.
+collective call. An answer of the store that is lost is missed after a second, the store's timeout
+here; with one of five seconds a rank that loses two is served later than the bound. Each world is
+simulated in a process of its own, without and with the checks of all promises in turn, so that both
+meet the same neighbours; the smaller ones several times, of which the median counts. The figures of
+a world follow from its seed and are the same on every machine; seconds and MiB are not.
 
 Run it::
 
@@ -41,10 +42,15 @@ from lightning_resilience.drill.outage_figures import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from lightning_resilience.drill.scenario import Scenario
+
 RANKS = (64, 256, 1024, 4096)
 LARGE = 16384
 LOST_ANSWERS = (0.0, 0.01)
 MOST_ROUNDS = 5
+# Of jobs up to this size so many worlds are simulated, and the typical one counts.
+SMALL = 256
+WORLDS = 5
 MICROSECONDS = 1e6
 # ``ru_maxrss`` has another unit on macOS.
 PER_MIB = 2**20 if sys.platform == "darwin" else 2**10
@@ -93,16 +99,29 @@ class Row:
     mebibytes: tuple[float, float]
 
 
+def typical_seed(task: Task, scenario: Scenario) -> int:
+    """Return the seed of a typical world: of a few small ones, that with the median of the costs.
+
+    One rank in a hundred that loses an answer is one rank or none in a small job.
+    """
+    if task.ranks > SMALL:
+        return task.seed
+    seeds = range(task.seed, task.seed + WORLDS)
+    costs = {seed: run_outage(scenario, seed).mean_operations for seed in seeds}
+    return sorted(costs, key=lambda seed: costs[seed])[WORLDS // 2]
+
+
 def measure(task: Task) -> Row:
     """Simulate a world in turn without and with the checks, in a process that has done no other."""
     run_outage(outage_scenario(RANKS[0]), task.seed)
     scenario = outage_scenario(task.ranks, lost_answers=task.lost_answers, timeout_s=task.timeout_s)
+    seed = typical_seed(task, scenario)
     seconds: tuple[list[float], list[float]] = ([], [])
     mebibytes = [0.0, 0.0]
     seen = set()
     for with_checks in (False, True) * task.rounds:
         start_s = time.perf_counter()
-        seen.add(run_outage(scenario, task.seed, with_checks=with_checks))
+        seen.add(run_outage(scenario, seed, with_checks=with_checks))
         seconds[with_checks].append(time.perf_counter() - start_s)
         # The high-water mark of the process, which the first with the checks is the first to raise.
         so_far = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / PER_MIB
@@ -162,7 +181,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--large", action="store_true", help=f"{LARGE} ranks as well")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--store-timeout", type=float, default=5.0, help="seconds")
+    parser.add_argument("--store-timeout", type=float, default=1.0, help="seconds")
     arguments = parser.parse_args()
     sizes = [*arguments.ranks, *([LARGE] if arguments.large else ())]
     tasks = [
