@@ -142,7 +142,7 @@ def test_writes_are_seen_with_what_was_there_and_only_where_something_changed() 
         ("n", None),
         ("k", b"2"),
     ]
-    assert [key for _, _, key in bench.seen.reads] == ["k", "a"]
+    assert [key for _, _, key in bench.seen.reads] == ["k", "a", "b"]
 
 
 # --- what gets lost, and what is late -----------------------------------------------------------
