@@ -41,6 +41,7 @@ def charge(
     may_wait: bool,
     voice_s: float,
     deadline_at_s: float,
+    spreads: bool = False,
 ) -> Protocol[bool]:
     """Charge one retry to the job, waiting for it where that is allowed.
 
@@ -50,6 +51,7 @@ def charge(
         may_wait: Whether to wait where the budget denies.
         voice_s: Longest time between two events that say what is awaited, in seconds.
         deadline_at_s: When to give up, on this process's clock.
+        spreads: Whether others have made this call at the same time, and ask for the same.
 
     Returns:
         True where the retry may be made; False where the deadline would pass before it may.
@@ -59,8 +61,9 @@ def charge(
     """
     # Who was let in together fails together; those who came a moment later mostly find that the
     # circuit has opened, and need not be charged at all.
-    first_draw: float = yield Draw()
-    yield Sleep(first_draw * _SPREAD_S)
+    if spreads:
+        first_draw: float = yield Draw()
+        yield Sleep(first_draw * _SPREAD_S)
     while True:
         ruling = yield from _ask(circuit)
         if ruling is None or ruling.granted:

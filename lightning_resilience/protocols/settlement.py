@@ -188,6 +188,7 @@ def _pay(
         may_wait=waits and not followed.is_own,
         voice_s=terms.patience.voice_s,
         deadline_at_s=deadline_at_s,
+        spreads=terms.collective,
     )
     try:
         return (

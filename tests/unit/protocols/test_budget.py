@@ -131,27 +131,43 @@ def test_a_retry_is_charged_before_its_backoff() -> None:
 def test_those_who_fail_together_charge_over_a_quarter_of_a_second() -> None:
     """The first who fail may open the circuit, and then the others need not be charged at all."""
     world = World()
-    tasks = [attempt(1, world=world, mine=member(str(name)), name=name)[1] for name in range(40)]
+    tasks = [
+        attempt(1, world=world, mine=member(str(name)), name=name, collective=True)[1]
+        for name in range(40)
+    ]
     world.run()
 
     asked = [
-        effect.duration_s
+        next(
+            effect.duration_s
+            for effect in reversed(task.performed[: task.performed.index(charge_of(task))])
+            if isinstance(effect, fx.Sleep)
+        )
         for task in tasks
-        for effect in task.performed[: task.performed.index(charge_of(task))]
-        if isinstance(effect, fx.Sleep)
+        if any(is_charge(effect) for effect in task.performed)
     ]
-    assert len(asked) == 40
+    assert len(asked) >= 20
     assert 0 <= min(asked) < 0.05
     assert 0.2 < max(asked) <= 0.25
 
 
+def is_charge(effect: Effect) -> bool:
+    """Tell whether it is the look at record and budget with which a task asks for a retry."""
+    return isinstance(effect, fx.MultiGet) and effect.keys[-1] == KEY
+
+
 def charge_of(task: Task) -> Effect:
-    """The look at record and budget with which a task asks for a retry."""
-    return next(
-        effect
-        for effect in task.performed
-        if isinstance(effect, fx.MultiGet) and effect.keys[-1] == KEY
-    )
+    """The look with which a task asks for its first retry."""
+    return next(effect for effect in task.performed if is_charge(effect))
+
+
+def test_a_call_of_one_rank_is_charged_at_once() -> None:
+    """Nobody else asks at the same time, and a short deadline is not spent on waiting for them."""
+    world, task = attempt(1)
+    world.run()
+
+    before = task.performed[: task.performed.index(charge_of(task))]
+    assert not any(isinstance(effect, fx.Sleep) for effect in before)
 
 
 def test_the_record_that_is_read_with_the_budget_is_not_read_again() -> None:
@@ -382,7 +398,8 @@ def test_two_that_see_a_bucket_end_together_end_one() -> None:
         world.run()
 
     assert budget(world).bucket == 1
-    assert budget(world).retries == (2, 2, 0, 0, 0)
+    # How old the first two are taken to be depends on who of the two comes first.
+    assert budget(world).retries in {(2, 2, 0, 0, 0), (2, 0, 2, 0, 0)}
 
 
 def test_who_saw_a_bucket_begin_does_not_forget_what_others_have_just_charged() -> None:
