@@ -12,8 +12,8 @@
 The ranks that wait do so on the shared store. They are not in a collective, so no process-group
 timeout runs, and an outage may last longer than it.
 
-* The gate is a write-once key, and the verdict replaces the open ballot that the first gate lays out
-  (``protocols.joint_fence``): whoever is first decides, everybody reads the same.
+* The gate is a write-once key, and the verdict replaces the open ballot that was laid out with the
+  first gate (``protocols.joint_fence``): whoever is first decides, everybody reads the same.
 * A worker that ends with an exception publishes that first, then raises; also where it was
   interrupted, and also at the gate.
 * A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the
