@@ -16,11 +16,11 @@ import pytest
 
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.breaker_record import initial
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.records import (
     BreakerRecord,
     BudgetRecord,
     FinalRecord,
-    Keys,
     SlotRecord,
     StoreIdRecord,
     Transition,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.protocols.circuit import Circuit, begin
 from lightning_resilience.protocols.guard import Guarded, GuardedCall, guard

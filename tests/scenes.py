@@ -12,8 +12,9 @@ import msgspec
 
 from lightning_resilience.core.breaker import BreakerConfig, BreakerState
 from lightning_resilience.core.breaker_record import LEGAL
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import BreakerRecord, Keys, OutcomeRecord, Transition, decode
+from lightning_resilience.core.records import BreakerRecord, OutcomeRecord, Transition, decode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.protocols.circuit import Circuit, begin
 from lightning_resilience.protocols.guard import Guarded, GuardedCall, guard

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import itertools
 import os
@@ -39,7 +40,7 @@ from lightning_resilience import (
     errors,
 )
 from lightning_resilience.adapters.guard_options import OPTIONS as OPTIONS_OF_GUARDS, GuardOptions
-from lightning_resilience.core import events, records
+from lightning_resilience.core import events, keys as key_names
 from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, SEVERITY
 from lightning_resilience.drill.checks import all_checks
@@ -332,26 +333,31 @@ def test_the_reference_lists_the_errors_with_their_bases() -> None:
 
 
 def test_the_reference_lists_the_keys_of_the_store() -> None:
-    """The keys are those that ``core.records`` lists, and those are the ones that are used."""
+    """The keys are those that ``core.keys`` lists, and those are the ones that are used."""
     keys = column(REFERENCE, "keys")
-    of_records = re.findall(r"^``(lr/\S+)``", records.__doc__ or "", flags=re.MULTILINE)
+    of_names = re.findall(r"^``(lr/\S+)``", key_names.__doc__ or "", flags=re.MULTILINE)
     used = {
         part
         for path in (PACKAGE / "protocols").glob("*.py")
         for part in re.findall(r"\.joint\(\s*\"(\w+)\"", path.read_text(encoding="utf-8"))
     }
 
-    assert keys == of_records
+    assert keys == of_names
     assert used <= {key.split("/")[3] for key in keys if "/i<inc>/" in key}
 
 
 def test_the_reference_lists_the_records_with_their_fields() -> None:
     """Every record is listed, with its fields in their order."""
-    values = [getattr(records, name) for name in records.__all__]
+    modules = [
+        importlib.import_module(f"lightning_resilience.core.{path.stem}")
+        for path in sorted((PACKAGE / "core").glob("[!_]*.py"))
+    ]
     kinds = [
         value
-        for value in values
-        if isinstance(value, type) and issubclass(value, msgspec.Struct) and value != records.Keys
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, msgspec.Struct)
+        if value.__module__ == module.__name__ and name in module.__all__ and name != "Keys"
     ]
 
     assert fields_by_name("records") == {kind.__name__: kind.__struct_fields__ for kind in kinds}

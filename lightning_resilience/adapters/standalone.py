@@ -25,7 +25,7 @@ from lightning_resilience.config import read_environment
 from lightning_resilience.core.budget import share
 from lightning_resilience.core.detour import own_config
 from lightning_resilience.core.fast_path import passage
-from lightning_resilience.core.records import Keys
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.retry import failure_to_raise
 from lightning_resilience.errors import RetriesExhaustedError
 from lightning_resilience.protocols.circuit import Circuit

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.joint import report_of
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import OK, classify
-from lightning_resilience.core.records import Keys, OutcomeRecord
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.protocols.admission import Permit, enter, leave
 from lightning_resilience.protocols.circuit import Circuit, begin, learn, refresh, report
@@ -29,7 +29,7 @@ from lightning_resilience.protocols.probe import Patience, await_passage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.core.records import FinalRecord
+    from lightning_resilience.core.records import FinalRecord, OutcomeRecord
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from lightning_resilience.core.breaker_record import BreakerState
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import BreakerRecord, Keys, decode
+from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.drill.observer import Observer
 from lightning_resilience.drill.workload import DEPENDENCY
 from lightning_resilience.errors import CorruptRecordError, DrillFailedError

@@ -33,7 +33,7 @@ from lightning_resilience.protocols.probe import Patience
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from lightning_resilience.core.records import Keys
+    from lightning_resilience.core.keys import Keys
     from lightning_resilience.drill.observer import Observers
     from lightning_resilience.drill.process import Process
     from lightning_resilience.drill.scenario import Scenario

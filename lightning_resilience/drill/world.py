@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core.records import Keys
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.drill import scenario as given
 from lightning_resilience.drill.observer import Observer, Observers
 from lightning_resilience.drill.process import Host, Process, Strike

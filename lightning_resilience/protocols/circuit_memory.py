@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lightning_resilience.core.breaker import BreakerConfig
+    from lightning_resilience.core.keys import Keys
     from lightning_resilience.core.lease import Sighting, Silence
-    from lightning_resilience.core.records import Keys
 
 
 __all__ = ["Circuit", "Detour", "Limits", "Link", "give_detour", "learn"]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.core.records import FinalRecord, Keys, OutcomeRecord
+    from lightning_resilience.core.keys import Keys
+    from lightning_resilience.core.records import FinalRecord, OutcomeRecord
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.probe import Patience

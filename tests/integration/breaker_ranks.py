@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_resilience.adapters.torch_store import TorchStore
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.events import BreakerChanged, Event
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.protocols.circuit import Circuit, begin, refresh
 from lightning_resilience.protocols.guard import GuardedCall, guard

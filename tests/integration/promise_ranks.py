@@ -24,8 +24,9 @@ from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.joint import report_of
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import BreakerRecord, Keys, SlotRecord, decode
+from lightning_resilience.core.records import BreakerRecord, SlotRecord, decode
 from lightning_resilience.protocols.circuit import Circuit, begin
 from lightning_resilience.protocols.circuit_memory import Limits, Link, give_detour
 from lightning_resilience.protocols.guard import GuardedCall, guard

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.torch_store import TorchStore
-from lightning_resilience.core.records import BreakerRecord, Keys, decode
+from lightning_resilience.core.keys import Keys
+from lightning_resilience.core.records import BreakerRecord, decode
 from tests.integration.breaker_ranks import HANG_S
 from tests.integration.promise_checks import FOREVER_S, Absence, Loss, Recording
 from tests.integration.promise_ranks import ADMISSION, CONFIG, HOSTS, RANKS

@@ -18,8 +18,8 @@ from lightning.pytorch import seed_everything
 
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.events import RetryScheduled
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.protocols.circuit import Circuit
 from lightning_resilience.protocols.guard import GuardedCall, guard

@@ -15,8 +15,9 @@ import pytest
 
 from lightning_resilience.adapters.torch_store import TorchStore
 from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import Keys, OutcomeRecord
+from lightning_resilience.core.records import OutcomeRecord
 from lightning_resilience.errors import JointUnavailableError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.circuit import Circuit, begin

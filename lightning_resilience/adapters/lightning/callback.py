@@ -17,23 +17,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
-from lightning_resilience.adapters.lightning.alone import adopt_device
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
+from lightning_resilience.adapters.lightning.opening import check_times, open_session
 from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.patches import Patches
-from lightning_resilience.adapters.lightning.resilient_io import STORE_TIMEOUT_S, adopt_options
-from lightning_resilience.adapters.lightning.session import Session
+from lightning_resilience.adapters.lightning.resilient_io import adopt_options
 from lightning_resilience.adapters.lightning.signals import Termination
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
-from lightning_resilience.adapters.store_discovery import open_store
-from lightning_resilience.adapters.telemetry import LoggingSink, audible
+from lightning_resilience.adapters.telemetry import audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.joint import JointConfig
-from lightning_resilience.core.records import Keys
 from lightning_resilience.errors import ConfigError
-from lightning_resilience.protocols.joint import Member
-from lightning_resilience.runtime.driver import Driver
-from lightning_resilience.runtime.system import SystemClock, SystemDice
 from lightning_resilience.topology import read_topology
 
 
@@ -42,6 +36,7 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.lightning.breakers import BreakerReport
     from lightning_resilience.adapters.lightning.options import Options
+    from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.config import Environment
     from lightning_resilience.core.admission import AdmissionConfig
     from lightning_resilience.core.breaker import BreakerConfig
@@ -228,60 +223,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     # Inside ---------------------------------------------------------------------------------------
 
     def _open_session(self, trainer: Any, environment: Environment, options: Options) -> Session:
-        timeout_s = namespaces.process_group_timeout_s(trainer.strategy)
-        check_relations(
-            options.retry,
-            options.breaker,
-            self._joint,
-            budget=options.budget,
-            process_group_timeout_s=timeout_s if trainer.world_size > 1 else None,
-        )
-        rank = trainer.global_rank
-        if rank == 0 and trainer.world_size > 1:
-            _warn_of_waits(options.retry.deadline_s, timeout_s)
-        dice = SystemDice(rank=rank)
-        # The one collective of ours, here where Lightning has some too: keys of an earlier start of
-        # the same run are still in the launcher's store, and all ranks have to leave them alone.
-        # And a variable that is set on one node only must not give its ranks keys of their own.
-        own_run_id = options.run_id or environment.run_id or dice.nonce()
-        run_id, incarnation = trainer.strategy.broadcast((own_run_id, dice.nonce()))
-        store = options.store if options.store is not None else environment.store
+        check_times(trainer, options, self._joint)
         self._is_failing = False
-        termination = self._termination = Termination(trainer, self._patches)
-        driver = Driver(
-            store=open_store(
-                store,
-                world_size=trainer.world_size,
-                timeout_s=STORE_TIMEOUT_S,
-                check=termination.check,
-            ),
-            clock=SystemClock(),
-            dice=dice,
-            sink=LoggingSink(rank=rank),
-            interrupt=termination.check,
-            adopt=adopt_device,
-        )
-        return Session(
-            member=self._member(
-                Keys(run_id=run_id, incarnation=incarnation), trainer, timeout_s=timeout_s
-            ),
-            policy=options.policy,
-            driver=driver,
-            storage=options.storage(environment, run_id=run_id),
-            hosts=trainer.num_nodes,
-            is_stopping=lambda: termination.is_pending,
-        )
-
-    def _member(self, keys: Keys, trainer: Any, *, timeout_s: float) -> Member:
-        joint_timeout_s = self._joint.timeout_s(process_group_timeout_s=timeout_s)
-        return Member(
-            keys=keys,
-            rank=trainer.global_rank,
-            world_size=trainer.world_size,
-            timeout_s=joint_timeout_s,
-            beat_s=self._joint.beat_s(process_group_timeout_s=timeout_s),
-            on_outage=self._joint.on_outage,
-            store_patience_s=joint_timeout_s if self._joint.on_store_loss == "wait" else 0.0,
+        self._termination = Termination(trainer, self._patches)
+        return open_session(
+            trainer, environment, options, joint=self._joint, termination=self._termination
         )
 
     def _close(self) -> None:
@@ -299,18 +245,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             self._reports = session.reports(hurry=True)
         finally:
             session.close()
-
-
-def _warn_of_waits(deadline_s: float, timeout_s: float) -> None:
-    if deadline_s <= timeout_s:
-        return
-    _log.warning(
-        "deadline_s=%g is longer than the process group's timeout of %g s: what rank 0 asks of "
-        "storage outside joint operations (such as ModelCheckpoint.to_yaml) may wait until the "
-        "other ranks' collective has timed out. Lower deadline_s, or raise the strategy's timeout.",
-        deadline_s,
-        timeout_s,
-    )
 
 
 _OPTIONS: Final = tuple(

@@ -28,7 +28,7 @@ from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
 from lightning_resilience.config import check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.joint import JointConfig
-from lightning_resilience.core.records import Keys
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.validation import check_kind
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols.joint import Member

@@ -20,7 +20,7 @@ from lightning_resilience import (
 )
 from lightning_resilience.adapters.resilient_filesystem import ResilientFileSystem
 from lightning_resilience.adapters.standalone import close_connections
-from lightning_resilience.core.records import Keys
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.runtime.memory import MemoryStore
 from tests import chained, faulty_filesystem
 from tests.chained import BREAKER, fast

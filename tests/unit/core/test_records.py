@@ -14,13 +14,13 @@ from hypothesis import example, given, strategies as st
 
 from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.joint import GateVerdict
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import (
     VERSION,
     BreakerRecord,
     FinalRecord,
     GateRecord,
-    Keys,
     OutcomeRecord,
     StoreIdRecord,
     Transition,

@@ -21,8 +21,8 @@ from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.events import RetryDenied
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import BudgetExhaustedError, JointError, StoreUnavailableError
 from lightning_resilience.protocols.circuit_memory import Limits

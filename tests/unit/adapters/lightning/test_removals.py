@@ -13,8 +13,8 @@ from lightning_resilience.adapters.lightning.session import Session
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.core.breaker import BreakerConfig
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import Keys
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import CallTimeoutError
 from lightning_resilience.protocols.joint import Member

@@ -13,8 +13,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning_resilience import BreakerConfig, BudgetConfig, ResilienceCallback, RetryPolicy
 from lightning_resilience.adapters.lightning.breakers import Breakers, Policy
 from lightning_resilience.adapters.storage import parent_of
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.records import Keys
 from lightning_resilience.protocols.circuit_memory import Link
 from lightning_resilience.protocols.joint import Member
 from tests.faulty_filesystem import Rule
