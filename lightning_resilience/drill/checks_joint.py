@@ -178,7 +178,7 @@ class OneVerdict(Check):
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at what a rank returns or raises."""
         del now_s
-        if operation.kind != "joint":
+        if not operation.is_joint:
             return
         process = operation.process
         key = (str(process.incarnation), operation.number)

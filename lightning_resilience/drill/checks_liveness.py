@@ -17,7 +17,6 @@ from lightning_resilience.core.breaker_record import BreakerState
 from lightning_resilience.core.waiting import chunk_s
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Brownout
-from lightning_resilience.drill.workload import WORKER
 
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def liveness_bound_s(scenario: Scenario) -> float:
     work = scenario.workload
     operations = work.rounds * len(work.kinds)
     schedule_s = work.rounds * work.every_s + operations * work.spread_s
-    longest_s = operation_bound_s(scenario, is_joint="joint" in work.kinds)
+    longest_s = operation_bound_s(scenario, is_joint=work.has_joint)
     # One more for what comes before the first: the record is read, with the same patience.
     return schedule_s * scenario.clocks.rate + (operations + 1) * longest_s
 
@@ -182,7 +181,7 @@ class Closes(Check):
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
         """Note that somebody calls."""
-        if operation.kind == "joint" and operation.process.rank != WORKER:
+        if not operation.has_work:
             # It waits for another rank, and calls nobody.
             return
         if not self._under_way:
@@ -259,7 +258,7 @@ class Ends(Check):
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
         """Note what has begun."""
-        if (operation.kind == "joint") is not self._is_joint:
+        if operation.is_joint is not self._is_joint:
             return
         self._under_way.append(operation)
         if len(self._under_way) == 1:

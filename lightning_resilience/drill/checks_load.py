@@ -59,10 +59,10 @@ class Admitted(Check):
             self._admitted(request, claim.index)
         elif self.facts.is_alone(process, operation):
             return
-        elif operation.kind == "collective":
+        elif operation.is_made_by_all:
             self.fail(
-                f"{process.name} comes with attempt {request.attempt} of a collective call, and "
-                "has claimed no slot for it"
+                f"{process.name} comes with attempt {request.attempt} of a {operation.kind} call, "
+                "and has claimed no slot for it"
             )
         else:
             self._may_pass(now_s, process, operation)
@@ -150,7 +150,7 @@ class DeadHolders(Check):
         operation = process.operation
         if not self._has_died or key not in self.facts.slot_of or operation is None:
             return
-        if operation.kind != "collective" or operation.ended_at_s is not None:
+        if not operation.is_made_by_all or operation.ended_at_s is not None:
             return
         watch = self._watches.get(process)
         if watch is None or (watch.operation, watch.attempts) != (operation, operation.attempts):
