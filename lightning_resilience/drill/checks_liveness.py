@@ -14,6 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
+from lightning_resilience.core.records import GateRecord
 from lightning_resilience.core.waiting import chunk_s
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Brownout
@@ -173,6 +174,7 @@ class Closes(Check):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._bound_s = closing_bound_s(self.scenario)
+        self._joint = facts.keys.store_id.removesuffix("store_id") + "i"
         self._under_way: dict[Operation, None] = {}
         self._since_s = 0.0
 
@@ -201,10 +203,27 @@ class Closes(Check):
         self._look(now_s)
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
-        """Note when the circuit is left closed."""
-        del process, before
-        if key == self.facts.breaker_key and self.facts.is_closed:
-            self._restart(now_s)
+        """Note when the circuit is left closed, and who calls no more."""
+        del before
+        if key == self.facts.breaker_key:
+            if self.facts.is_closed:
+                self._restart(now_s)
+        elif key.startswith(self._joint):
+            self._joined(process, key)
+
+    def _joined(self, process: Process, key: str) -> None:
+        # Whoever has reported waits for the others, and so do all where a gate refuses them.
+        _, part, number, *_rest = key[len(self._joint) :].split("/")
+        raw = self.values.get(key)
+        if raw is None:
+            return
+        if part == "out" and process.operation is not None:
+            self._under_way.pop(process.operation, None)
+        elif part == "gate" and self.decoded(GateRecord, key, raw).verdict == "fail":
+            start = process.incarnation
+            for operation in [*self._under_way]:
+                if (operation.process.incarnation, str(operation.number)) == (start, number):
+                    del self._under_way[operation]
 
     def ended(self, now_s: float, request: Request) -> None:
         """Begin anew where storage is not well after all; whoever is served calls no more."""
