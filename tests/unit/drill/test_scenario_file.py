@@ -252,7 +252,7 @@ BAD_FIELDS = {
         "workload:\n  kinds:\n  - single\n  - both",
         4,
         "workload.kinds[1]",
-        ("='both'", "'collective', 'joint', 'single'"),
+        ("='both'", "'collective', 'joint', 'load', 'single'"),
     ),
     "config that is nothing": ("retry:", 1, "retry", ("retry=null", "a mapping")),
     "section that is a list": ("store: [1]", 1, "store", ("a list of 1", "a mapping")),
