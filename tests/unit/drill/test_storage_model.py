@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -238,9 +239,12 @@ def test_a_refusal_strikes_the_requests_of_some_ranks(error: Any) -> None:
     ill(bench, Refusal(at_s=0, for_s=5, ranks=(1, 3), error=error))
     asked: list[Request] = []
 
+    def ask(rank: int) -> None:
+        asked.append(bench.request(bench.process(rank)))
+
     for at_s in (1.0, 6.0):
         for rank in range(4):
-            bench.at(at_s, lambda rank=rank: asked.append(bench.request(bench.process(rank))))
+            bench.at(at_s, partial(ask, rank))
     bench.run()
 
     refused = FailureClass(error)
