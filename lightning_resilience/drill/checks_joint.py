@@ -170,7 +170,9 @@ class OneVerdict(Check):
     # --- what ranks make of it -----------------------------------------------------------------
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
-        """Note since when a rank may have lost what it wrote: since its operation before."""
+        """Note since when a rank may have lost what it wrote: since its joint operation before."""
+        if not operation.is_joint:
+            return
         name = operation.process.name
         self._before_s[name] = self._began_s.get(name, 0.0)
         self._began_s[name] = now_s
@@ -178,7 +180,7 @@ class OneVerdict(Check):
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at what a rank returns or raises."""
         del now_s
-        if operation.kind != "joint":
+        if not operation.is_joint:
             return
         process = operation.process
         key = (str(process.incarnation), operation.number)

@@ -61,12 +61,14 @@ class Arrival:
         is_in_new_store: Whether the store has lost what this rank once wrote: then whoever has
             shown nothing in it may have gone on.
         has_called_roll: Whether all have said in the present store that they are in the operation.
+        report: What this rank has reported, as one of several that work; None before.
     """
 
     started_at_s: float
     gate: bytes = b""
     is_in_new_store: bool = False
     has_called_roll: bool = False
+    report: OutcomeRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,12 @@ TIMEOUT_S = 1440.0
 
 
 def joined() -> News:
-    """A world in which all four ranks are in a joint save."""
+    """A world in which all four ranks are in a joint save, and storage has served its worker."""
     news = News()
     for rank in range(4):
         news.begin(rank, "joint")
         news.write(rank, KEYS.joint("arrived", rank), b"1")
+    news.answer(news.send(0))
     return news
 
 
@@ -171,6 +172,33 @@ def test_a_verdict_that_all_have_left_behind_is_removed() -> None:
         news.begin(rank, "joint")
 
     news.write(0, KEYS.joint("final", 1), None)
+
+
+def spoiled(news: News, rank: int) -> None:
+    """Let a rank say that nobody can know the verdict of operation 3."""
+    writer = news.ranks[rank].dice.nonce()
+    ballot = FinalRecord(op="save", lost_ranks=(3,), is_open=True, writer=writer)
+    news.write(rank, KEYS.joint("final", 3), encode(ballot))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_ballot_is_spoiled_only_where_something_was_lost(is_lost: bool) -> None:  # noqa: FBT001 - data
+    """At any time since the joint operation before, also where other calls came between."""
+    news = joined()
+    leave(news, 1, news.verdict(0, 1))
+    if is_lost:
+        for what in ("store_gone begins", "store_gone ends"):
+            for happened in news.to.happened:
+                happened(10.0, what)
+    news.at(20.0).begin(1, "single")
+    news.end(1)
+    news.at(30.0).begin(1, "joint")
+
+    if is_lost:
+        spoiled(news, 1)
+    else:
+        with broken(VERDICT):
+            spoiled(news, 1)
 
 
 def test_a_key_of_another_incarnation_is_seen() -> None:
