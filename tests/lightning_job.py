@@ -215,13 +215,19 @@ _PATCHED = [
     "_save_topk_checkpoint",
     "_save_last_checkpoint",
     "_sigterm_notifier_fn",
+    "_slurm_sigusr_handler_fn",
+    "_sigterm_handler_fn",
+    "register_signal_handlers",
+    "_broadcast_sigterm_tensor",
+    "advance",
     "_ModelCheckpoint__warn_if_dir_not_empty",
 ]
 
 
 def patched(trainer: Any) -> list[str]:
     """Return which methods are replaced on the Trainer's parts now."""
-    owners = (trainer.strategy, trainer._signal_connector, *trainer.callbacks)
+    loop = trainer.fit_loop.epoch_loop
+    owners = (trainer.strategy, trainer._signal_connector, loop, *trainer.callbacks)
     return [
         f"{type(owner).__name__}.{name}"
         for owner in owners

@@ -51,7 +51,6 @@ ASK_AGAIN_S: Final = 2.0
 """Seconds after which a rank asks again that was not answered: what it wrote may be lost."""
 
 _DEFAULT_GRACE_S: Final = 30.0
-_LONGEST_GRACE_S: Final = 3600.0
 _LEAVING_S: Final = 2.0
 _SAVE_MARGIN: Final = 1.5
 _ALONE_SHARE: Final = 0.5
@@ -150,23 +149,18 @@ def most_urgent(records: Iterable[AgendaRecord]) -> AgendaRecord | None:
     return min(records, key=lambda one: (_URGENCY[one.kind], one.rank), default=None)
 
 
-def grace_s(option_s: float | None, *, scheduler_s: float | None) -> float:
+def grace_s(option_s: float | None) -> float:
     """Return how long this process may still run once it was told to stop, in seconds.
 
     Args:
-        option_s: What the user says, in seconds; it counts where it is given.
-        scheduler_s: What the scheduler says, in seconds, if it does. Not less than 0 and not more
-            than an hour of it is believed, because two clocks stand behind it.
+        option_s: What the user says, in seconds.
 
     Returns:
-        The option, the scheduler's, or 30 s: what torchrun's agent and SLURM leave by default
-        between SIGTERM and SIGKILL.
+        The option, or 30 s: what torchrun's agent and SLURM leave by default between SIGTERM and
+        SIGKILL. SLURM tells when the job ends on its own clock, which is not compared with this
+        host's.
     """
-    if option_s is not None:
-        return option_s
-    if scheduler_s is None:
-        return _DEFAULT_GRACE_S
-    return min(max(scheduler_s, 0.0), _LONGEST_GRACE_S)
+    return _DEFAULT_GRACE_S if option_s is None else option_s
 
 
 def fits(left_s: float | None, *, save_s: float | None) -> bool:

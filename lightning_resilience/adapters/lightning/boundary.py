@@ -34,6 +34,7 @@ from lightning_resilience.core.agenda import (
     looks,
     most_urgent,
     record_of,
+    with_save,
 )
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.agenda import ask, put, take
@@ -62,7 +63,7 @@ class Boundary:
     """
 
     def __init__(
-        self, trainer: Any, session: Session, termination: Termination, patches: Patches
+        self, trainer: Any, session: Session, *, termination: Termination, patches: Patches
     ) -> None:
         self._trainer = trainer
         self._member = session.member
@@ -76,6 +77,7 @@ class Boundary:
         self._steps = 0
         self._asked: AgendaKind | None = None
         self._quiet_until_s = 0.0
+        self._save_s: float | None = None
         self._watch: Watch | None = None
         if self._member.world_size > 1 and self._member.rank == 0:
             self._watch = Watch(self._member, self._driver)
@@ -90,6 +92,10 @@ class Boundary:
         else:
             name, hook = STEP, self._before_some_steps
         patches.replace(loop, name, partial(hook, getattr(loop, name)))
+        strategy = self._trainer.strategy
+        patches.replace(
+            strategy, "save_checkpoint", partial(self._measure, strategy.save_checkpoint)
+        )
 
     def ask(self, item: AgendaItem) -> None:
         """Ask that all ranks act on ``item`` at the next boundary.
@@ -127,6 +133,15 @@ class Boundary:
         if self._watch is not None:
             self._watch.close()
 
+    def between_batches(self) -> None:
+        """Leave in time, where nothing is agreed: between two batches of a validation.
+
+        Raises:
+            SIGTERMException: This process was told to stop, half of its time is over, and the next
+                step in which ranks could agree has not come.
+        """
+        self._termination.leave_in_time()
+
     # Hooks: the beginning of a step ---------------------------------------------------------------
 
     def _before_step(self, inner: Callable[..., Any], *args: Any) -> Any:
@@ -134,7 +149,7 @@ class Boundary:
         if self._is_wanted():
             record = self._wanted()
             if record is not None:
-                self._act(self._termination.granted(record))
+                self._act(with_save(record, save_s=self._save_s))
         return inner(*args)
 
     def _in_broadcast(self, inner: Callable[[], None]) -> None:
@@ -158,6 +173,12 @@ class Boundary:
         return inner(*args)
 
     # Inside ---------------------------------------------------------------------------------------
+
+    def _measure(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        began_at_s = self._driver.clock.now_s()
+        value = inner(*args, **kwargs)
+        self._save_s = self._driver.clock.now_s() - began_at_s
+        return value
 
     def _is_wanted(self) -> bool:
         return bool(
@@ -185,8 +206,8 @@ class Boundary:
             if self._watch is None:
                 self._driver.run(ask(self._member, self._number, record), hurry=True)
                 return False
-            granted = self._termination.granted(record)
-            self._driver.run(put(self._member, self._number, granted), hurry=True)
+            agreed = with_save(record, save_s=self._save_s)
+            self._driver.run(put(self._member, self._number, agreed), hurry=True)
         except StoreUnavailableError:
             # Not told: whoever waits for an answer asks again.
             self._termination.leave_in_time()

@@ -38,7 +38,6 @@ __all__ = [
     "loads_through_io",
     "process_group_timeout_s",
     "sigterm_exception",
-    "sigterm_notifier",
     "stock_io",
     "writes_on_rank_zero",
 ]
@@ -126,11 +125,6 @@ def sigterm_exception(trainer: object) -> type[BaseException]:
     module = import_module(f"{_home_of(trainer)}.utilities.exceptions")
     exception: type[BaseException] = module.SIGTERMException
     return exception
-
-
-def sigterm_notifier(trainer: Any) -> tuple[Any, str]:
-    """Return the object and the name of the method that Lightning registers for SIGTERM."""
-    return trainer._signal_connector, "_sigterm_notifier_fn"
 
 
 def is_stock_io(checkpoint_io: object) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "has_broadcast",
     "last_checkpoint_saver",
     "requeue_signal",
+    "saves_on_exception",
     "signal_connector",
     "training_loop",
 ]
@@ -71,6 +72,15 @@ def free_requeue_path(trainer: Any) -> str:
     """Return the name for the checkpoint from which a requeued job starts; lists a directory."""
     path: str = trainer._checkpoint_connector.hpc_save_path(trainer.default_root_dir)
     return path
+
+
+def saves_on_exception(trainer: Any) -> bool:
+    """Tell whether a checkpoint callback saves whenever an exception ends the fit."""
+    return any(
+        getattr(callback, "save_on_exception", not is_model_checkpoint(callback))
+        for callback in checkpoint_callbacks(trainer)
+        if is_model_checkpoint(callback) or type(callback).__name__ == "OnExceptionCheckpoint"
+    )
 
 
 def last_checkpoint_saver(trainer: Any) -> Callable[[], None] | None:
