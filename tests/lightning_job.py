@@ -80,6 +80,7 @@ class Job:
         before: Called in each rank with the Trainer before it fits, for what a job cannot say.
         home: Name of the Lightning distribution.
         resume: The checkpoint to start from, if any.
+        workers: Data-loader workers of each rank.
     """
 
     folder: str
@@ -93,6 +94,7 @@ class Job:
     before: Callable[[Any], None] | None = None
     home: str = "lightning.pytorch"
     resume: str | None = None
+    workers: int = 0
 
     @property
     def expected(self) -> list[str]:
@@ -156,10 +158,16 @@ def make_model(home: str = "lightning.pytorch") -> Any:
     return type("Model", (Steps, import_module(home).LightningModule), {})()
 
 
-def make_data(batches: int = 64) -> Any:
-    """Make the training data."""
+def make_data(batches: int = 64, workers: int = 0) -> Any:
+    """Make the training data; with workers, they are forked and live for the whole fit."""
     values = torch.linspace(-1, 1, 4 * 4 * batches).reshape(-1, 4)
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(values), batch_size=4)
+    options: dict[str, Any] = {"persistent_workers": True, "multiprocessing_context": "fork"}
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(values),
+        batch_size=4,
+        num_workers=workers,
+        **(options if workers else {}),
+    )
 
 
 def make_trainer(job: Job) -> Any:
@@ -271,7 +279,7 @@ def run_rank(job: Job, report: str) -> None:
     if job.before is not None:
         job.before(trainer)
     try:
-        trainer.fit(make_model(job.home), make_data(), ckpt_path=job.resume)
+        trainer.fit(make_model(job.home), make_data(workers=job.workers), ckpt_path=job.resume)
     except BaseException as error:
         found |= _told(error)
         raise

@@ -15,7 +15,7 @@ import pytest
 
 from tests import lightning_job
 from tests.lightning_job import store_server
-from tests.signalled_job import signalled, stopped_together
+from tests.signalled_job import Signalled, signalled_job, stopped_together
 
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_sigterm_to_one_rank_stops_both_at_the_same_step(
     rank: int, warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """Whichever rank is told, both save the same step and leave after it, as if both were told."""
-    job = signalled(f"{tmp_path}/files", signal.SIGTERM, [rank])
+    job = signalled_job(f"{tmp_path}/files", Signalled(signal.SIGTERM, ranks=(rank,)))
     with store_server() as port:
         running = lightning_job.start(warm_python, job, tmp_path / "job", port=port)
         reports = running.wait()

@@ -77,9 +77,7 @@ class Termination:
         inner = getattr(self._connector, REGISTER)
         patches.replace(self._connector, REGISTER, partial(self._register, inner))
         for name in HANDLERS:
-            # All but the first run after it, and have nothing left to do.
-            handler = self._handle if name == HANDLERS[0] else _do_nothing
-            patches.replace(self._connector, name, handler)
+            patches.replace(self._connector, name, self._handle)
 
     # Handlers -------------------------------------------------------------------------------------
 
@@ -93,6 +91,7 @@ class Termination:
             launcher = self._trainer.strategy.launcher
             if launcher is not None:
                 launcher.kill(signum)
+        # Under SLURM it runs twice for SIGTERM: Lightning has two handlers there.
         if not self.is_pending:
             self._signum, self._came_at_s = signum, self._clock.now_s()
         self.is_pending = True
@@ -227,10 +226,6 @@ class _Chain:
         self._first(signum, frame)
         if callable(self._then):
             self._then(signum, frame)
-
-
-def _do_nothing(signum: int, frame: object) -> None:
-    del signum, frame
 
 
 @contextlib.contextmanager
