@@ -27,7 +27,6 @@ from lightning_resilience.protocols.effects import (
     Add,
     Beat,
     Emit,
-    Get,
     MultiGet,
     Nonce,
     Now,
@@ -261,14 +260,14 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
     spoken_at_s: float | None = None
     while True:
         rang: bool = yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
-        raw: bytes | None = yield Get(key)
+        raw, mine = yield MultiGet((key, member.keys.joint("arrived", member.rank)))
         final = decided(member, joint, raw)
         if final is not None:
             return final
         if rang:
             # Its verdict was lost with the store, and a bell that stays rung is no busy loop.
             yield Sleep(member.beat_s)
-        if raw is None:
+        if mine is None:
             # So that whoever has work sees that this rank has gone nowhere.
             yield from arrive_again(member, joint, arrival)
         now_s: float = yield Now()

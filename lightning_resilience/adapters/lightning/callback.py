@@ -240,8 +240,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if rank == 0 and trainer.world_size > 1:
             _warn_of_waits(options.retry.deadline_s, timeout_s)
         dice = SystemDice(rank=rank)
-        # The one collective of ours, here where Lightning has some too: keys of an earlier start of
-        # the same run are still in the launcher's store, and all ranks have to leave them alone.
+        # Our two collectives are here, where Lightning has some too. This one, because keys of an
+        # earlier start of the same run are still in the launcher's store: all leave them alone.
         # And a variable that is set on one node only must not give its ranks keys of their own.
         own_run_id = options.run_id or environment.run_id or dice.nonce()
         run_id, incarnation = trainer.strategy.broadcast((own_run_id, dice.nonce()))
@@ -261,7 +261,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             interrupt=termination.check,
             adopt=adopt_device,
         )
-        return Session(
+        session = Session(
             member=self._member(
                 Keys(run_id=run_id, incarnation=incarnation), trainer, timeout_s=timeout_s
             ),
@@ -271,6 +271,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             hosts=trainer.num_nodes,
             is_stopping=lambda: termination.is_pending,
         )
+        # Order: all have enlisted before the first joint operation of any, which may be in setup.
+        trainer.strategy.barrier("lightning_resilience_setup")
+        return session
 
     def _member(self, keys: Keys, trainer: Any, *, timeout_s: float) -> Member:
         joint_timeout_s = self._joint.timeout_s(process_group_timeout_s=timeout_s)
