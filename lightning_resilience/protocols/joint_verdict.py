@@ -27,6 +27,7 @@ from lightning_resilience.protocols.effects import (
     Add,
     Beat,
     Emit,
+    Get,
     MultiGet,
     Nonce,
     Now,
@@ -260,16 +261,13 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
     spoken_at_s: float | None = None
     while True:
         rang: bool = yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
-        raw, mine = yield MultiGet((key, member.keys.joint("arrived", member.rank)))
+        raw: bytes | None = yield Get(key)
         final = decided(member, joint, raw)
         if final is not None:
             return final
         if rang:
             # Its verdict was lost with the store, and a bell that stays rung is no busy loop.
             yield Sleep(member.beat_s)
-        if mine is None:
-            # So that whoever has work sees that this rank has gone nowhere.
-            yield from arrive_again(member, joint, arrival)
         now_s: float = yield Now()
         if is_time_to_speak(
             spoken_at_s, wait_s=chunk_s, voice_s=joint.patience.voice_s, now_s=now_s
@@ -313,6 +311,7 @@ def _lost(
     mine, *values = yield MultiGet((member.keys.joint("arrived", member.rank), *parts))
     seen_at_s: float = yield Now()
     if mine is None:
+        # So that whoever has work sees that this rank has gone nowhere.
         yield from arrive_again(member, joint, arrival)
     if roll_call.has_gone_on(values[::2], seq=joint.seq):
         # Between the look at the verdict and this one, or with a verdict that was lost.
