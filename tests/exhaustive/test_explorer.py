@@ -59,6 +59,9 @@ if TYPE_CHECKING:
 
     Patch = pytest.MonkeyPatch
 
+# Each is bounded by its depth; on a machine that does much else, half a minute becomes two.
+pytestmark = pytest.mark.timeout(300)
+
 
 @dataclass(frozen=True)
 class Exploration:
