@@ -35,6 +35,7 @@ __all__ = [
     "AgendaItem",
     "AgendaKind",
     "AgendaRecord",
+    "acts_now",
     "aged",
     "fits",
     "grace_s",
@@ -54,6 +55,7 @@ _DEFAULT_GRACE_S: Final = 30.0
 _LEAVING_S: Final = 2.0
 _SAVE_MARGIN: Final = 1.5
 _ALONE_SHARE: Final = 0.5
+_HASTE_S: Final = 20.0
 _STEPS_BETWEEN_LOOKS: Final = 10
 
 
@@ -191,6 +193,17 @@ def aged(record: AgendaRecord, *, by_s: float) -> AgendaRecord:
     if record.left_s is None:
         return record
     return msgspec.structs.replace(record, left_s=record.left_s - by_s)
+
+
+def acts_now(record: AgendaRecord, *, is_between_updates: bool) -> bool:
+    """Tell whether all ranks act on an item at this boundary, or rank 0 waits for another one.
+
+    Args:
+        record: The item.
+        is_between_updates: Whether no gradients are accumulated now. A checkpoint has none in it,
+            so one that is saved in between does not resume exactly; better than none it is.
+    """
+    return is_between_updates or (record.left_s is not None and record.left_s < _HASTE_S)
 
 
 def looks(step: int) -> bool:

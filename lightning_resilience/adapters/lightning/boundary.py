@@ -11,7 +11,8 @@ is.
 A step in which nobody wants anything costs each rank a look at its own attributes.
 
 What a rank may do at the boundary is everything: the last batch is complete on all ranks and the
-next one is not begun, so a checkpoint that is saved here resumes exactly.
+next one is not begun. Where gradients of several batches are accumulated, all ranks act after the
+update, because a checkpoint has no gradients in it; unless there is no time for that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lightning_resilience.adapters.lightning.namespaces_loops import (
     BROADCAST,
     STEP,
     has_broadcast,
+    is_between_updates,
     signal_connector,
     training_loop,
 )
@@ -31,6 +33,7 @@ from lightning_resilience.adapters.lightning.watching import Watch
 from lightning_resilience.core.agenda import (
     ASK_AGAIN_S,
     AgendaKind,
+    acts_now,
     looks,
     most_urgent,
     record_of,
@@ -148,7 +151,7 @@ class Boundary:
         # One rank: nobody to agree with.
         if self._is_wanted():
             record = self._wanted()
-            if record is not None:
+            if record is not None and self._is_time(record):
                 self._act(with_save(record, save_s=self._save_s))
         return inner(*args)
 
@@ -159,9 +162,11 @@ class Boundary:
         try:
             inner()
         except self._told:
-            self._connector.received_sigterm = False
+            pass
         else:
             return
+        finally:
+            self._connector.received_sigterm = False
         self._take()
 
     def _before_some_steps(self, inner: Callable[..., Any], *args: Any) -> Any:
@@ -200,6 +205,8 @@ class Boundary:
         record = self._wanted()
         if record is None or self._is_quiet(record):
             return False
+        if self._watch is not None and not self._is_time(record):
+            return False
         self._asked = AgendaKind(record.kind)
         self._quiet_until_s = self._driver.clock.now_s() + ASK_AGAIN_S
         try:
@@ -213,6 +220,9 @@ class Boundary:
             self._termination.leave_in_time()
             return False
         return True
+
+    def _is_time(self, record: AgendaRecord) -> bool:
+        return acts_now(record, is_between_updates=is_between_updates(self._trainer))
 
     def _is_quiet(self, record: AgendaRecord) -> bool:
         is_known = self._asked is not None and self._asked.value == record.kind

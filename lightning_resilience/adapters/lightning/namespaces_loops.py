@@ -27,6 +27,7 @@ __all__ = [
     "STEP",
     "free_requeue_path",
     "has_broadcast",
+    "is_between_updates",
     "last_checkpoint_saver",
     "requeue_signal",
     "saves_on_exception",
@@ -58,6 +59,13 @@ def signal_connector(trainer: Any) -> Any:
 def has_broadcast(trainer: Any) -> bool:
     """Tell whether each step begins with a broadcast of rank 0's stop flag (Lightning ≥ 2.5.6)."""
     return hasattr(training_loop(trainer), BROADCAST)
+
+
+def is_between_updates(trainer: Any) -> bool:
+    """Tell whether no gradients are accumulated now, between two batches."""
+    every: int = trainer.accumulate_grad_batches
+    done: int = training_loop(trainer).batch_progress.current.ready
+    return done % every == 0
 
 
 def requeue_signal(trainer: Any) -> int:

@@ -29,6 +29,7 @@ from lightning_resilience.adapters.lightning.namespaces_loops import (
 )
 from lightning_resilience.adapters.lightning.signals import quiet_children
 from lightning_resilience.adapters.lightning.work import HandedOver
+from lightning_resilience.errors import JointError
 
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ class Stopping:
         )
         with quiet_children():
             if self._is_requeued(record):
-                self._save_for_requeueing(record)
-                self._requeue()
+                self._save_and_requeue(record)
             elif record.saves:
                 self._save()
             else:
@@ -113,6 +113,15 @@ class Stopping:
         for callback in checkpoint_callbacks(self._trainer):
             self._patches.replace(callback, "on_exception", _leave_out)
 
+    def _save_and_requeue(self, record: AgendaRecord) -> None:
+        try:
+            self._save_for_requeueing(record)
+        except JointError:
+            # The same on all ranks. An older checkpoint may be there, for the job to go on from.
+            self._requeue()
+            raise
+        self._requeue()
+
     def _save_for_requeueing(self, record: AgendaRecord) -> None:
         if not record.saves:
             self._leave_as_it_is(record)
@@ -126,8 +135,11 @@ class Stopping:
             kind="read",
         )
         trainer.save_checkpoint(found.detail)
-        for logger in trainer.loggers:
-            logger.finalize("finished")
+        try:
+            for logger in trainer.loggers:
+                logger.finalize("finished")
+        except Exception as error:  # noqa: BLE001 - rank 0's logger is not to split the ranks
+            _log.warning("a logger could not be finalized: %r", error)
 
     def _requeue(self) -> None:
         # Joint, so that no rank leaves before: SLURM may end the job when the first one does.

@@ -10,6 +10,7 @@ only one rank.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -30,8 +31,8 @@ __all__ = ["Watch"]
 _log = logging.getLogger(__name__)
 
 
-class _ClosedError(Exception):
-    """Nobody wants to know any more."""
+class _TurnedError(Exception):
+    """Nobody wants to hear of this item any more."""
 
 
 class Watch:
@@ -51,46 +52,52 @@ class Watch:
             clock=driver.clock,
             dice=driver.dice,
             sink=driver.sink,
-            interrupt=self._raise_if_closed,
+            interrupt=self._raise_if_turned,
         )
+        self._lock = threading.Lock()
         self._heard: tuple[AgendaRecord, float] | None = None
         self._is_closed = False
-        self._turned = threading.Semaphore(0)
-        self._number = 0
+        self._turned = threading.Event()
+        self._number = self._hearing = 0
         self._thread = threading.Thread(
             target=self._serve, name="lightning-resilience-watch", daemon=True
         )
 
     def turn_to(self, number: int) -> None:
         """Forget what was heard, and listen for item ``number`` from now on."""
-        self._number = number
-        self.has_heard = False
-        self._turned.release()
+        with self._lock:
+            self._number = number
+            self.has_heard = False
+        self._turned.set()
         if self._thread.ident is None:
             self._thread.start()
 
     def heard(self) -> AgendaRecord | None:
         """Return what is asked for, with the time that it has left now; None for nothing."""
-        if not self.has_heard or self._heard is None:
+        with self._lock:
+            heard = self._heard if self.has_heard else None
+        if heard is None:
             return None
-        record, heard_at_s = self._heard
+        record, heard_at_s = heard
         return aged(record, by_s=self._driver.clock.now_s() - heard_at_s)
 
     def close(self) -> None:
         """Let the thread end, within a second. Idempotent."""
         self._is_closed = True
-        self._turned.release()
+        self._turned.set()
 
-    def _raise_if_closed(self) -> None:
-        if self._is_closed:
-            raise _ClosedError
+    def _raise_if_turned(self) -> None:
+        if self._is_closed or self._hearing != self._number:
+            raise _TurnedError
 
     def _serve(self) -> None:
         try:
-            while self._turned.acquire() and not self._is_closed:
-                self._hear(self._number)
-        except _ClosedError:
-            pass
+            while self._turned.wait() and not self._is_closed:
+                # In this order: whoever turns it after the first line wakes it for another round.
+                self._turned.clear()
+                self._hearing = self._number
+                with contextlib.suppress(_TurnedError):
+                    self._hear(self._hearing)
         except ResilienceError as error:
             if not self._is_closed:
                 _log.warning("what other ranks ask for is not heard any more: %s", error)
@@ -99,6 +106,7 @@ class Watch:
 
     def _hear(self, number: int) -> None:
         record = self._driver.run(listen(self._member, number))
-        if number == self._number:
-            self._heard = record, self._driver.clock.now_s()
-            self.has_heard = True
+        heard = record, self._driver.clock.now_s()
+        with self._lock:
+            if number == self._number:
+                self._heard, self.has_heard = heard, True
