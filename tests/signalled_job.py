@@ -24,6 +24,7 @@ AT = 5
 """The step in which the signal comes."""
 MANY = 4000
 """More steps than any job makes before it stops."""
+TRAINING = "this rank trains"
 JOB_ID = "4711"
 """SLURM's number of the job."""
 
@@ -75,6 +76,19 @@ class Signalled(Callback):
 def add_signal(trainer: Any, *, signalled: Signalled) -> None:
     """Let a Trainer get a signal."""
     trainer.callbacks.insert(0, signalled)
+
+
+class _Telling(Callback):
+    """Tells when training is under way."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == AT:
+            os.write(1, f"{TRAINING}\n".encode())
+
+
+def tell_when_training(trainer: Any) -> None:
+    """Let a Trainer say that it trains."""
+    trainer.callbacks.append(_Telling())
 
 
 def signalled_job(folder: str, signalled: Signalled, **job: Any) -> Job:

@@ -31,13 +31,13 @@ from lightning_resilience.core.agenda import (
 )
 from lightning_resilience.core.joint import unavailable_error
 from lightning_resilience.core.records import decode, encode
+from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.effects import Delete, Get, Set, WaitFor
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.shared_cell import write
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.errors import StoreUnavailableError
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.joint_terms import Member
 
@@ -112,7 +112,13 @@ def put(member: Member, number: int, record: AgendaRecord) -> Protocol[None]:
     Raises:
         StoreUnavailableError: The store did not answer; nobody must be told to look.
     """
-    yield Set(member.keys.joint("agenda", number), encode(record))
+    key = member.keys.joint("agenda", number)
+    desired = encode(record)
+    yield Set(key, desired)
+    # A store may not answer a write, and nobody must look for what did not arrive.
+    if (yield Get(key)) != desired:
+        message = f"The shared store does not hold what was just written to {key!r}."
+        raise StoreUnavailableError(message)
     # All ranks have met since they read it: in the collective that told them of the last item.
     if number > _KEPT:
         for part in _PARTS:

@@ -8,17 +8,21 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from tests import lightning_job
-from tests.lightning_job import store_server
+from tests.integration.store_server import Server
+from tests.lightning_job import Job, store_server
 from tests.signalled_job import (
     AT,
     MANY,
+    TRAINING,
     Signalled,
     left_together,
     run_with_handlers,
     signalled_job,
     stopped_together,
+    tell_when_training,
 )
 
 
@@ -132,3 +136,53 @@ def test_a_callback_that_saves_on_exceptions_saves_on_this_one(run: Callable[...
     left_together(running, reports)
     assert AT < reports[0]["step"] < MANY
     assert running.names() == [f"step={reports[0]['step']}.ckpt"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_ask_leaves_alone_before_it_is_killed(
+    rank: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Where the shared store is frozen, nobody can agree; half of the time is then enough."""
+    server = Server()
+    job = Job(
+        folder=f"{tmp_path}/files",
+        steps=10**6,
+        every=10**6,
+        group_timeout_s=20.0,
+        options={"termination_grace_s": 6.0},
+        before=tell_when_training,
+    )
+    running = lightning_job.start(warm_python, job, tmp_path / "job", port=server.port)
+    running.until(lambda: TRAINING in running.ranks[rank].text(), what="it trains")
+
+    server.freeze()
+    running.ranks[rank].signal(signal.SIGTERM)
+    running.ranks[rank].wait(lightning_job.HANG_S)
+    report = running.report(rank)
+
+    server.thaw()
+    running.wait()
+    server.kill()
+    assert report["error"] == "SIGTERMException", running.told()
+    assert "this one leaves alone" in running.ranks[rank].text()
+    assert (report["patched"], report["handlers"]) == ([], [])
+
+
+def test_the_other_distribution_stops_alike(run: Callable[..., Any]) -> None:
+    """A Trainer of ``pytorch_lightning`` leaves with its own exception, with a checkpoint."""
+    running, reports = run(Signalled(signal.SIGTERM, ranks=(1,)), home="pytorch_lightning")
+
+    stopped_together(running, reports)
+
+
+def test_a_stop_waits_for_the_end_of_an_accumulation(run: Callable[..., Any]) -> None:
+    """A checkpoint has no gradients in it, so it is saved where none are accumulated."""
+    running, reports = run(
+        Signalled(signal.SIGTERM, ranks=(1,)), trainer={"accumulate_grad_batches": 7}
+    )
+
+    stopped_together(running, reports)
+    saved = torch.load(f"{running.job.folder}/last.ckpt", weights_only=True)
+    batches = saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["completed"]
+    # An epoch of a rank has 32 batches, and ends with an update.
+    assert batches % 7 == 0 or batches == 32

@@ -24,6 +24,7 @@ import os
 import signal
 import threading
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.namespaces import sigterm_exception
@@ -111,9 +112,10 @@ class Termination:
 
     def _install(self, number: int) -> Any:
         before = signal.getsignal(number)
-        if before is not None and before is not signal.SIG_IGN:
-            # One that C code has installed cannot be chained, and one who ignores it has reasons.
-            signal.signal(number, _Chain(self._handle, before))
+        if before is signal.SIG_IGN or _is_handled_in_c(number, before):
+            # Who ignores it has reasons, and a handler in C cannot be called after ours.
+            return before
+        signal.signal(number, _Chain(self._handle, before))
         return before
 
     def _remove_early(self) -> None:
@@ -226,6 +228,21 @@ class _Chain:
         self._first(signum, frame)
         if callable(self._then):
             self._then(signum, frame)
+
+
+def _is_handled_in_c(number: int, known: Any) -> bool:
+    # Python knows what was there when it began, and nothing of what C code has installed since, as
+    # faulthandler does. Linux tells which signals are caught.
+    if known is None:
+        return True
+    if known is not signal.SIG_DFL:
+        return False
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        caught = next(line for line in lines if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[-1], 16) >> (number - 1) & 1)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import pytest
 
 from lightning_resilience.core.agenda import AgendaItem, AgendaKind, AgendaRecord, record_of
 from lightning_resilience.errors import JointUnavailableError, StoreUnavailableError
-from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.agenda import ask, listen, put, take
 from tests.scenes import member
 from tests.scripted_driver import STORE_EFFECTS, Away, Lost, World
@@ -188,4 +187,19 @@ def test_keys_stay_few_over_many_items() -> None:
         assert read.error is None
 
     assert len(world.values) == 4
-    assert all(isinstance(effect, fx.Delete | fx.Set) for effect in world.tasks[-2].performed)
+
+
+def test_an_item_that_did_not_arrive_is_not_put() -> None:
+    """A write that the store has lost is no reason to let all ranks look for it."""
+
+    def fault(_task: Task, index: int, _effect: Effect) -> Fault | None:
+        if index == 1:
+            world.values.clear()
+        return None
+
+    world = World(fault=fault)
+
+    task = world.spawn(put(member(rank=0), 1, wanted(AgendaKind.STOP, 1)))
+    world.run()
+
+    assert isinstance(task.error, StoreUnavailableError)
