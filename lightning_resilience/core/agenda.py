@@ -52,6 +52,7 @@ ASK_AGAIN_S: Final = 2.0
 """Seconds after which a rank asks again that was not answered: what it wrote may be lost."""
 
 _DEFAULT_GRACE_S: Final = 30.0
+_LONGEST_GRACE_S: Final = 3600.0
 _LEAVING_S: Final = 2.0
 _SAVE_MARGIN: Final = 1.5
 _ALONE_SHARE: Final = 0.5
@@ -151,18 +152,24 @@ def most_urgent(records: Iterable[AgendaRecord]) -> AgendaRecord | None:
     return min(records, key=lambda one: (_URGENCY[one.kind], one.rank), default=None)
 
 
-def grace_s(option_s: float | None) -> float:
+def grace_s(option_s: float | None, *, is_warning: bool, ends_in_s: float | None) -> float:
     """Return how long this process may still run once it was told to stop, in seconds.
 
     Args:
-        option_s: What the user says, in seconds.
+        option_s: What the user says, in seconds; it counts where it is given.
+        is_warning: Whether a signal other than SIGTERM came: one that is sent some time before.
+        ends_in_s: In how many seconds the scheduler ends the job, if it says so. No more than an
+            hour of it is believed, because two hosts' clocks stand behind it.
 
     Returns:
-        The option, or 30 s: what torchrun's agent and SLURM leave by default between SIGTERM and
-        SIGKILL. SLURM tells when the job ends on its own clock, which is not compared with this
-        host's.
+        The option; or 30 s, which torchrun's agent and SLURM leave by default between SIGTERM and
+        SIGKILL; after a warning as long as the job still has, if that is more.
     """
-    return _DEFAULT_GRACE_S if option_s is None else option_s
+    if option_s is not None:
+        return option_s
+    if not is_warning or ends_in_s is None:
+        return _DEFAULT_GRACE_S
+    return min(max(ends_in_s, _DEFAULT_GRACE_S), _LONGEST_GRACE_S)
 
 
 def fits(left_s: float | None, *, save_s: float | None) -> bool:

@@ -28,7 +28,7 @@ from lightning_resilience.adapters.lightning.stopping import Stopping
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
 from lightning_resilience.adapters.telemetry import audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
-from lightning_resilience.core.agenda import AgendaKind, grace_s
+from lightning_resilience.core.agenda import AgendaKind
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.topology import read_topology
@@ -79,7 +79,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
             until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds:
-            what no longer fits is not begun. None (default) takes 30.
+            what no longer fits is not begun. None (default) takes what SLURM says, or 30.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
             ``torch.distributed.Store``, or None for the server behind the default process group.
         run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
@@ -243,8 +243,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     def _open_session(self, trainer: Any, environment: Environment, options: Options) -> Session:
         check_times(trainer, options, self._joint)
         self._is_failing = False
-        granted_s = grace_s(self._joint.termination_grace_s)
-        self._termination = Termination(trainer, self._patches, grace_s=granted_s)
+        grace_s = self._joint.termination_grace_s
+        self._termination = Termination(trainer, self._patches, grace_s=grace_s)
         return open_session(
             trainer, environment, options, joint=self._joint, termination=self._termination
         )

@@ -34,8 +34,9 @@ from lightning_resilience.adapters.lightning.namespaces_loops import (
     requeue_signal,
     signal_connector,
 )
-from lightning_resilience.core.agenda import AgendaItem, AgendaKind, leaves_alone
-from lightning_resilience.runtime.system import SystemClock
+from lightning_resilience.core.agenda import AgendaItem, AgendaKind, grace_s, leaves_alone
+from lightning_resilience.runtime.system import SystemClock, unix_s
+from lightning_resilience.topology import job_end_s
 
 
 if TYPE_CHECKING:
@@ -55,16 +56,20 @@ class Termination:
     Args:
         trainer: The Trainer; its signal handlers are not registered yet.
         patches: Remembers what was replaced.
-        grace_s: How long the process may still run after a signal, in seconds.
+        grace_s: How long the process may still run after a signal, in seconds; None where the user
+            has not said so.
     """
 
-    def __init__(self, trainer: Any, patches: Patches, *, grace_s: float) -> None:
+    def __init__(self, trainer: Any, patches: Patches, *, grace_s: float | None) -> None:
         self.is_pending = False
         """Whether a signal has come that nobody has acted on. Cheap to look at, at every step."""
         self._trainer = trainer
         self._exception = sigterm_exception(trainer)
         self._grace_s = grace_s
+        self._granted_s = 0.0
         self._clock = SystemClock()
+        end_s = job_end_s()
+        self._job_ends_at_s = None if end_s is None else self._clock.now_s() + end_s - unix_s()
         self._pid = os.getpid()
         self._signum = 0
         self._came_at_s = 0.0
@@ -94,8 +99,16 @@ class Termination:
                 launcher.kill(signum)
         # Under SLURM it runs twice for SIGTERM: Lightning has two handlers there.
         if not self.is_pending:
-            self._signum, self._came_at_s = signum, self._clock.now_s()
+            self._note(signum)
         self.is_pending = True
+
+    def _note(self, signum: int) -> None:
+        now_s = self._clock.now_s()
+        ends_in_s = None if self._job_ends_at_s is None else self._job_ends_at_s - now_s
+        self._signum, self._came_at_s = signum, now_s
+        self._granted_s = grace_s(
+            self._grace_s, is_warning=signum != signal.SIGTERM, ends_in_s=ends_in_s
+        )
 
     def _numbers(self) -> list[int]:
         # Not on every platform, and not everywhere Lightning's.
@@ -141,7 +154,7 @@ class Termination:
     @property
     def left_s(self) -> float:
         """How long this process may still run, in seconds, if a signal has come."""
-        return self._came_at_s + self._grace_s - self._clock.now_s()
+        return self._came_at_s + self._granted_s - self._clock.now_s()
 
     def items(self) -> list[AgendaItem]:
         """Return what this process asks of all ranks: to stop, once a signal has come."""
@@ -155,12 +168,12 @@ class Termination:
 
     def leave_in_time(self) -> None:
         """Raise Lightning's exception where a signal came too long ago to wait for the others."""
-        if self.is_pending and leaves_alone(self.left_s, granted_s=self._grace_s):
+        if self.is_pending and leaves_alone(self.left_s, granted_s=self._granted_s):
             _log.warning(
                 "%s was received %.1f s ago, and the ranks have not agreed to stop: this one "
                 "leaves alone.",
                 self._name(),
-                self._grace_s - self.left_s,
+                self._granted_s - self.left_s,
             )
             self._raise()
 

@@ -91,10 +91,28 @@ def test_what_was_heard_a_while_ago_leaves_less_time() -> None:
     assert endless.left_s is None
 
 
-def test_the_grace_is_the_users_or_half_a_minute() -> None:
-    """Half a minute is what torchrun's agent and SLURM leave."""
-    assert agenda.grace_s(None) == 30.0
-    assert agenda.grace_s(300.0) == 300.0
+@pytest.mark.parametrize(
+    ("option_s", "is_warning", "ends_in_s", "grace_s"),
+    [
+        (None, False, None, 30.0),
+        (None, True, None, 30.0),
+        (None, False, 90.0, 30.0),
+        (None, True, 90.0, 90.0),
+        (None, True, 9.0, 30.0),
+        (None, True, -9.0, 30.0),
+        (None, True, 1e6, 3600.0),
+        (5.0, True, 90.0, 5.0),
+        (300.0, False, None, 300.0),
+    ],
+)
+def test_the_grace_is_the_users_or_the_schedulers_or_half_a_minute(
+    option_s: float | None,
+    is_warning: bool,  # noqa: FBT001 - a column of a table
+    ends_in_s: float | None,
+    grace_s: float,
+) -> None:
+    """A warning is sent some time before the end; SIGTERM leaves what SLURM and torchrun leave."""
+    assert agenda.grace_s(option_s, is_warning=is_warning, ends_in_s=ends_in_s) == grace_s
 
 
 def test_a_rank_leaves_alone_once_half_of_its_time_is_over() -> None:

@@ -18,6 +18,7 @@ from lightning_resilience.adapters.lightning import namespaces_loops
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.signals import Termination
 from lightning_resilience.core.agenda import AgendaKind
+from lightning_resilience.runtime.system import unix_s
 from tests.lightning_job import Job, handlers, make_trainer, patched, restore
 
 
@@ -42,7 +43,7 @@ def make(trainer: Any) -> Iterator[Callable[..., Termination]]:
     patches = Patches()
     made: list[Termination] = []
 
-    def hook(*, grace_s: float = 1000.0) -> Termination:
+    def hook(*, grace_s: float | None = 1000.0) -> Termination:
         made.append(Termination(trainer, patches, grace_s=grace_s))
         return made[-1]
 
@@ -280,3 +281,17 @@ def test_a_signal_that_nobody_could_act_on_can_be_seen_afterwards(
 
     assert trainer.received_sigterm
     assert "SIGUSR1 was received when training had ended already" in caplog.text
+
+
+def test_a_warning_under_slurm_leaves_the_time_until_the_end_of_the_job(
+    make: Callable[..., Termination], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM says when that is, and a save that takes a minute still fits."""
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(unix_s()) + 200))
+    termination = make(grace_s=None)
+
+    signal.raise_signal(signal.SIGUSR1)
+
+    (item,) = termination.items()
+    assert item.left_s is not None
+    assert 100.0 < item.left_s <= 201.0
