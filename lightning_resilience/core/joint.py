@@ -26,8 +26,15 @@ import msgspec
 
 from lightning_resilience.core.breaker_record import BreakerState, passes
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
+from lightning_resilience.core.pausing import AT_SAVE_POINTS
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
-from lightning_resilience.core.validation import check_choice, check_less, check_seconds, option
+from lightning_resilience.core.validation import (
+    check_choice,
+    check_less,
+    check_seconds,
+    check_whole,
+    option,
+)
 from lightning_resilience.errors import (
     BudgetExhaustedError,
     CircuitOpenError,
@@ -78,6 +85,8 @@ class JointConfig:
             ``joint_timeout_s`` and then raise, or ``raise`` at once.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds,
             > 0. None takes 30, or after SIGUSR1 as long as SLURM's job still has.
+        pause_training: When all ranks wait for an ill storage: ``at_save_points``, where they need
+            it, or between two steps, looking after every so many, ≥ 1.
 
     Raises:
         ConfigError: An option is out of range or contradicts another.
@@ -92,6 +101,9 @@ class JointConfig:
     termination_grace_s: float | None = option(
         None, why="until SLURM's end of the job, or 30 s, which it and torchrun leave by default"
     )
+    pause_training: str | int = option(
+        AT_SAVE_POINTS, why="storage is needed there; k looks after every k steps as well"
+    )
 
     def __post_init__(self) -> None:
         for name in ("joint_timeout_s", "joint_beat_s", "termination_grace_s"):
@@ -99,6 +111,10 @@ class JointConfig:
                 check_seconds(name, getattr(self, name))
         check_choice("on_outage", self.on_outage, choices=("wait", "fail"))
         check_choice("on_store_loss", self.on_store_loss, choices=("wait", "raise"))
+        if isinstance(self.pause_training, str):
+            check_choice("pause_training", self.pause_training, choices=(AT_SAVE_POINTS,))
+        else:
+            check_whole("pause_training", self.pause_training, minimum=1)
         if self.joint_timeout_s is not None and self.joint_beat_s is not None:
             check_less(
                 ("joint_beat_s", self.joint_beat_s),

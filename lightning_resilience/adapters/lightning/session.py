@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.alone import Alone
-from lightning_resilience.adapters.lightning.work import Asked, carry_out, hand_over
+from lightning_resilience.adapters.lightning.work import Asked, Passage, carry_out, hand_over
 from lightning_resilience.core.events import CheckpointRemoved
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.joint import error_of, report_of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
-    from lightning_resilience.core.records import FinalRecord
+    from lightning_resilience.core.records import BreakerRecord, FinalRecord
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.runtime.driver import Driver
@@ -99,7 +99,7 @@ class Session:
         Raises:
             JointError: The same on every rank: no rank has loaded it.
         """
-        return self._joint("load", url, work, kind="read", by_all=True).value.value
+        return self._joint("load", url, work, kind="read", workers=self._all).value.value
 
     def hand_over(self, op: str, url: str, work: Work | None, *, by_all: bool = False) -> Any:
         """Leave a save or a load to what guards it by itself, maybe later.
@@ -110,8 +110,23 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        result = self._joint(op, url, work, by_all=by_all, is_guarded=False)
+        workers = self._all if by_all else (0,)
+        result = self._joint(op, url, work, workers=workers, is_guarded=False)
         return None if result.value is None else result.value.value
+
+    def pause(self, name: str, *, worker: int) -> None:
+        """Wait until a breaker lets calls through.
+
+        Args:
+            name: The breaker's name.
+            worker: The rank that waits behind it; the others wait for that one.
+
+        Raises:
+            JointError: The same on every rank: it was open for longer than ``deadline_s``.
+        """
+        url, kind = self.alone.breakers.place_of(name)
+        work = Passage(self.storage, url)
+        self._joint("pause", url, work, kind=kind, workers=(worker,))
 
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
@@ -137,6 +152,10 @@ class Session:
 
     def _removing(self, url: str) -> Work:
         return Asked(self.storage, url, self._remove_all)
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return tuple(range(self.member.world_size))
 
     @property
     def operations(self) -> int:
@@ -184,7 +203,7 @@ class Session:
         work: Work | None,
         *,
         kind: str = "write",
-        by_all: bool = False,
+        workers: tuple[int, ...] = (0,),
         is_guarded: bool = True,
     ) -> JointResult:
         self._seq += 1
@@ -196,7 +215,7 @@ class Session:
             # Paths may hold a metric that is not the same on every rank, and only rank 0's counts.
             digest="",
             subject=redacted(url),
-            workers=tuple(range(self.member.world_size)) if by_all else (0,),
+            workers=workers,
             circuit=breakers.joint_circuit(url, kind) if is_guarded else None,
             patience=breakers.patience(url, kind, storage),
             deadline_s=self._policy.retry.deadline_s,
@@ -235,7 +254,7 @@ class Session:
             if first is not None:
                 with contextlib.suppress(ResilienceError):
                     yield from first
-            if joint.circuit is None:
+            if joint.circuit is None or not work.is_guarded:
                 return (yield from hand_over(work, started_at_s))
             call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
             return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
@@ -269,6 +288,10 @@ class Session:
     def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker, read anew where the store answers."""
         return self.alone.reports(hurry=hurry)
+
+    def records(self) -> dict[str, BreakerRecord]:
+        """Return the records of breakers that this rank has seen last; asks nobody."""
+        return self.alone.breakers.records()
 
     def close(self) -> None:
         """Do what is left to do, and let the helper thread and the connection go. Idempotent."""
