@@ -116,7 +116,7 @@ def outage(*operations: str, name: str = "") -> Rule:
 
 PLACES: dict[str, tuple[Rule, dict[str, Any]]] = {
     "everywhere": (outage(), {}),
-    "put": (outage("put_file"), {}),
+    "put": (outage("put_file"), {"before": lightning_job.show_bar}),
     "exists": (outage("info", name="step=2"), {}),
     "list": (outage("isdir", "ls"), {}),
     "remove": (outage("rm_file", name="step=2"), {"checkpoint": {"save_top_k": 1}}),
@@ -178,6 +178,18 @@ def test_an_outage_sees_few_requests(ill: Jobs) -> None:
     struck = [call for call in running.plan.calls("put_file") if call["struck"]]
     # Three failures open the circuit; probes follow, 2.5 s apart.
     assert 3 < len(struck) <= 3 + 1 + OUTAGE_S / 2.5
+
+
+def test_the_progress_bar_tells_of_an_outage(ill: Jobs) -> None:
+    """It says what a save waits for, and afterwards the epoch again, on rank 0 alone."""
+    running = ill["put"]
+
+    succeeded(running)
+
+    texts = [process.text() for process in running.ranks]
+    waiting = [text.find("paused, waits for faulty://:write") for text in texts]
+    assert 0 < waiting[0] < texts[0].rfind("Epoch 0:"), running.told()
+    assert waiting[1] == -1
 
 
 def test_a_last_checkpoint_that_is_a_link_is_one(ill: Jobs) -> None:

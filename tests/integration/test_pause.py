@@ -14,6 +14,7 @@ import threading
 import time
 from functools import partial
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +106,9 @@ def _folder(trainer: Any) -> str:
 
 
 def add(trainer: Any, *, callback: Callback) -> None:
-    """Let a Trainer have a callback before all others."""
+    """Let a Trainer have a callback before all others, and a progress bar."""
     trainer.callbacks.insert(0, callback)
+    lightning_job.show_bar(trainer)
 
 
 @pytest.fixture
@@ -176,6 +178,9 @@ def test_all_ranks_pause_after_the_same_step_and_go_on_together(
     )
 
     paused_together(running)
+    said = re.findall("paused, waits for faulty://:write|Epoch 0:", running.ranks[0].text())
+    texts = [text for text, _ in groupby(said)]
+    assert texts == ["Epoch 0:", "paused, waits for faulty://:write", "Epoch 0:"]
 
 
 def test_the_rank_that_finds_storage_ill_is_the_one_that_waits_for_it(
