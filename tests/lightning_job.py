@@ -215,13 +215,15 @@ _PATCHED = [
     "_save_topk_checkpoint",
     "_save_last_checkpoint",
     "_sigterm_notifier_fn",
+    "_run_stage",
+    "barrier",
     "_ModelCheckpoint__warn_if_dir_not_empty",
 ]
 
 
 def patched(trainer: Any) -> list[str]:
     """Return which methods are replaced on the Trainer's parts now."""
-    owners = (trainer.strategy, trainer._signal_connector, *trainer.callbacks)
+    owners = (trainer, trainer.strategy, trainer._signal_connector, *trainer.callbacks)
     return [
         f"{type(owner).__name__}.{name}"
         for owner in owners

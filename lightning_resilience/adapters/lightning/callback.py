@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
 from lightning_resilience.adapters.lightning.opening import check_times, open_session
 from lightning_resilience.adapters.lightning.options import check_options
@@ -192,15 +193,22 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             if namespaces.loads_through_io(trainer):
                 hook_loads(trainer.strategy, self._session, self._patches)
             hook_checkpoint_callbacks(trainer, self._session, self._patches)
+            if self._session.failing is not None:
+                hook_stage(trainer, self._session.failing, self._patches)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
             raise
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let the checkpoints that others save on an exception have their waits."""
-        del trainer, pl_module, exception
+        """Tell the other ranks, and let checkpoints that are saved on it have their waits."""
+        del trainer, pl_module
         self._is_failing = True
+        failing = None if self._session is None else self._session.failing
+        if failing is None:
+            tell_of_ended_group(exception)
+        else:
+            failing.leave(exception)
         if self._termination is not None:
             self._termination.acknowledge()
 
@@ -226,9 +234,14 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         check_times(trainer, options, self._joint)
         self._is_failing = False
         self._termination = Termination(trainer, self._patches)
-        return open_session(
+        session = open_session(
             trainer, environment, options, joint=self._joint, termination=self._termination
         )
+        if session.member.world_size > 1:
+            session.failing = Failing(
+                session.member, driver=session.driver, step=lambda: trainer.global_step
+            )
+        return session
 
     def _close(self) -> None:
         session, self._session = self._session, None
@@ -242,6 +255,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def _end(self, session: Session) -> None:
         try:
+            if session.failing is not None:
+                session.failing.close()
             self._reports = session.reports(hurry=True)
         finally:
             session.close()

@@ -37,8 +37,10 @@ __all__ = [
     "is_wrapping_io",
     "loads_through_io",
     "process_group_timeout_s",
+    "saves_on_exception",
     "sigterm_exception",
     "sigterm_notifier",
+    "stage_runner",
     "stock_io",
     "writes_on_rank_zero",
 ]
@@ -131,6 +133,18 @@ def sigterm_exception(trainer: object) -> type[BaseException]:
 def sigterm_notifier(trainer: Any) -> tuple[Any, str]:
     """Return the object and the name of the method that Lightning registers for SIGTERM."""
     return trainer._signal_connector, "_sigterm_notifier_fn"
+
+
+def stage_runner(trainer: Any) -> tuple[Any, str]:
+    """Return the object and the name of the method in which all training happens."""
+    return trainer, "_run_stage"
+
+
+def saves_on_exception(callback: Any) -> bool:
+    """Tell whether a checkpoint callback may save when training ends with an exception."""
+    does = type(callback).on_exception
+    is_own = all(does is not vars(base)["on_exception"] for base in callback_bases())
+    return is_own and bool(getattr(callback, "save_on_exception", True))
 
 
 def is_stock_io(checkpoint_io: object) -> bool:
