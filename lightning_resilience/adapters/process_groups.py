@@ -152,9 +152,15 @@ def cut(addresses: frozenset[Address]) -> int:
                 number += _cut_one(descriptor, addresses)
             finally:
                 os.close(descriptor)
-    if number and dist.group.WORLD is not None:
-        _ended.add(dist.group.WORLD)
+    world = dist.group.WORLD
+    if addresses and world is not None and _is_all_gloo():
+        _ended.add(world)
     return number
+
+
+def _is_all_gloo() -> bool:
+    groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - torch has no public name
+    return all(len(list(_gloo_devices(group))) == len(group._device_types) for group in groups)  # noqa: SLF001
 
 
 def _cut_one(descriptor: int, addresses: frozenset[Address]) -> bool:
@@ -197,7 +203,10 @@ def abort_nccl() -> bool:
 
 
 def is_world_ended() -> bool:
-    """Tell whether the connections of the default process group were shut down here."""
+    """Tell whether every collective of this process fails at once, because ``cut`` was called.
+
+    False where it is in a group of another backend than gloo, or knows no address of gloo's.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return False
     return dist.group.WORLD in _ended

@@ -33,6 +33,7 @@ __all__ = [
     "error_of",
     "incident_of",
     "is_echo",
+    "is_notable",
     "is_shared",
     "note_of",
     "outranks",
@@ -128,6 +129,20 @@ def outranks(new: IncidentRecord, found: IncidentRecord) -> bool:
     """Tell whether ``new`` takes the place of what was found: only a cause instead of an echo."""
     error = IncidentKind.ERROR.value
     return new.kind == error and found.kind != error
+
+
+def is_notable(mine: IncidentRecord, standing: IncidentRecord) -> bool:
+    """Tell whether what stands is worth a note on this rank's own exception.
+
+    Args:
+        mine: What this rank has offered.
+        standing: What stands.
+    """
+    signal, echo = IncidentKind.SIGNAL.value, IncidentKind.ECHO.value
+    if standing == mine:
+        return mine.kind == echo
+    # A scheduler tells every rank to stop: who was first says nothing.
+    return (mine.kind, standing.kind) != (signal, signal)
 
 
 _TEXTS: Final = {

@@ -165,16 +165,17 @@ def test_sigterm_to_all_ranks_lets_a_long_save_end_and_then_all_of_them(
 def test_a_signal_ends_the_wait_for_another_rank(
     number: int, start: Callable[..., Running]
 ) -> None:
-    """A rank that waits for another leaves in under a second; the launcher then ends the other."""
+    """A rank that waits for another leaves in under a second, and the other hears of it."""
     running = start(OUTAGE)
     running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
 
     sent_at_s = interrupt(running, 1, number)
     left_as_lightning_does(running, 1, number, sent_at_s=sent_at_s)
-    # As torchrun does once a worker is gone.
-    sent_at_s = interrupt(running, 0, signal.SIGTERM)
-
-    left_as_lightning_does(running, 0, signal.SIGTERM, sent_at_s=sent_at_s)
+    peer = running.wait()[0]
+    assert peer["ended_at_s"] - sent_at_s < PEER_S
+    assert peer["error"] == "PeerFailedError", running.told()
+    assert "Rank 1 was told to stop first" in peer["text"]
+    assert (peer["patched"], peer["threads"], peer["handlers"]) == ([], [], [])
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -31,10 +31,12 @@ from lightning_resilience.adapters.lightning.namespaces import (
 from lightning_resilience.adapters.lightning.waking import wake
 from lightning_resilience.core.events import RankLeft
 from lightning_resilience.core.incident import (
+    IncidentKind,
     PeerInterruption,
     error_of,
     incident_of,
     is_echo,
+    is_notable,
     is_shared,
     note_of,
     why_not_saved,
@@ -115,24 +117,24 @@ class Failing:
         if self._is_agreed or is_shared(error):
             self._is_agreed = True
             return error
-        standing = self._publish(error)
-        if standing is None or isinstance(error, PeerFailedError):
-            return error
-        if standing.rank == self._member.rank or not is_echo(error):
-            if standing.writer and (standing.rank != self._member.rank or is_echo(error)):
-                add_note(error, note_of(standing))
-            return error
-        peer = error_of(standing, rank=self._member.rank)
-        peer.__cause__ = error
-        return peer
-
-    def _publish(self, error: BaseException) -> IncidentRecord | None:
         mine = incident_of(
             error,
             rank=self._member.rank,
             step=self._step(),
             writer=self._driver.dice.nonce(),
         )
+        standing = self._publish(mine)
+        if standing is None or isinstance(error, PeerFailedError):
+            return error
+        if standing != mine and is_echo(error):
+            peer = error_of(standing, rank=self._member.rank)
+            peer.__cause__ = error
+            return peer
+        if is_notable(mine, standing):
+            add_note(error, note_of(standing))
+        return error
+
+    def _publish(self, mine: IncidentRecord) -> IncidentRecord | None:
         try:
             standing: IncidentRecord = self._driver.run(
                 publish_incident(self._member.keys, mine), hurry=True
@@ -170,15 +172,20 @@ class Failing:
     # What it learns of others ---------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise ``PeerInterruption`` in the thread that trains once another rank has left."""
+        """Raise ``PeerInterruption`` in the thread that trains once another rank has left.
+
+        Where both were told to stop, this rank leaves with its own exception for that.
+        """
         peer = self._peer
         if peer is None or self._has_left.is_set():
             return
         if threading.current_thread() is self._thread:
+            if peer.kind == IncidentKind.SIGNAL.value:
+                self._inner_interrupt()
             raise PeerInterruption(peer)
 
     def _interrupt(self) -> None:
-        # Order: a launcher sends SIGTERM because a rank has left, and that is the cause.
+        # Order: a launcher sends SIGTERM because a rank has failed, and that is the cause.
         self.check()
         self._inner_interrupt()
 
