@@ -64,9 +64,7 @@ def test_rank_zero_saves_alone_and_everybody_raises_within_seconds(
     assert running.names() == ["step=3.ckpt" if by_model else "rescued.ckpt"], running.told()
     assert running.steps() == [3]
     assert_clean(reports)
-    assert all(
-        report["ended_at_s"] - failed_at_s(running, failing) < PEERS_S for report in reports
-    )
+    assert all(report["ended_at_s"] - failed_at_s(running, failing) < PEERS_S for report in reports)
     own = reports.pop(failing)
     assert (own["error"], own["text"]) == ("ValueError", f"a bad batch on rank {failing}")
     assert own["notes"] == []
