@@ -118,7 +118,7 @@ def parse_address(value: bytes) -> Address | None:
             ip = ipaddress.ip_address(raw[_IPV6_AT : _IPV6_AT + 16])
         else:
             return None
-    except (struct.error, ValueError):
+    except (struct.error, ValueError, OverflowError):
         return None
     return _shortest(ip), port
 

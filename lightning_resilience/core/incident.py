@@ -97,24 +97,35 @@ def is_shared(error: BaseException) -> bool:
     return _TOGETHER in names and _ALONE not in names
 
 
-def is_echo(error: BaseException) -> bool:
-    """Tell whether this exception says no more than that something has happened to another rank."""
+def is_echo(error: BaseException, *, was_woken: bool = False) -> bool:
+    """Tell whether this exception says no more than that something has happened to another rank.
+
+    Args:
+        error: The exception.
+        was_woken: Whether this rank's collectives were ended before, for another rank's sake. Then
+            whatever it fails with follows from that.
+    """
     names = type_names(error)
+    if was_woken and _SIGNALS.isdisjoint(names):
+        return True
     if not _TRANSPORT_ERRORS.isdisjoint(names) or isinstance(error, PeerFailedError):
         return True
     return _ALONE in names or ("RuntimeError" in names and _TRANSPORT_SOURCE in one_line(error))
 
 
-def incident_of(error: BaseException, *, rank: int, step: int, writer: str) -> IncidentRecord:
+def incident_of(
+    error: BaseException, *, is_an_echo: bool, rank: int, step: int, writer: str
+) -> IncidentRecord:
     """Make the record that a rank offers for the exception with which it leaves.
 
     Args:
         error: The exception.
+        is_an_echo: What ``is_echo`` says of it.
         rank: This rank.
         step: Training step that it has completed.
         writer: A fresh nonce.
     """
-    if is_echo(error):
+    if is_an_echo:
         kind = IncidentKind.ECHO
     elif _SIGNALS.isdisjoint(type_names(error)):
         kind = IncidentKind.ERROR

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.incident import IncidentRecord, outranks
 from lightning_resilience.core.records import decode, encode
+from lightning_resilience.errors import StoreError
 from lightning_resilience.protocols.effects import Get, Set
 from lightning_resilience.protocols.shared_cell import write
 
@@ -42,11 +43,14 @@ def publish_incident(keys: Keys, mine: IncidentRecord) -> Protocol[IncidentRecor
         StoreUnavailableError: The shared store did not answer; nobody may have been told.
         CorruptRecordError: What stands does not decode; the others were woken all the same.
     """
+    bell = Set(keys.joint("failed", 0), b"1")
     try:
         standing = yield from _stand(keys.joint("incident", 0), mine)
-    finally:
-        # Order: after the record, so that whoever is woken reads it.
-        yield Set(keys.joint("failed", 0), b"1")
+    except StoreError:
+        yield bell
+        raise
+    # Order: after the record, so that whoever is woken reads it.
+    yield bell
     return standing
 
 

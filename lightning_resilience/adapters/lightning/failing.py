@@ -79,6 +79,7 @@ class Failing:
         self._thread = threading.current_thread()
         self._has_left = threading.Event()
         self._is_agreed = False
+        self._woken = threading.Event()
         self._peer: PeerFailedError | None = None
         self._inner_interrupt = driver.interrupt
         driver.interrupt = self._interrupt
@@ -117,20 +118,24 @@ class Failing:
         if self._is_agreed or is_shared(error):
             self._is_agreed = True
             return error
+        is_an_echo = is_echo(error, was_woken=self._woken.is_set())
         mine = incident_of(
             error,
+            is_an_echo=is_an_echo,
             rank=self._member.rank,
             step=self._step(),
             writer=self._driver.dice.nonce(),
         )
         standing = self._publish(mine)
-        if standing is None or isinstance(error, PeerFailedError):
+        if isinstance(error, PeerFailedError):
             return error
-        if standing != mine and is_echo(error):
+        peer = self._peer
+        if standing is not None and standing != mine:
             peer = error_of(standing, rank=self._member.rank)
+        if is_an_echo and peer is not None:
             peer.__cause__ = error
             return peer
-        if is_notable(mine, standing):
+        if standing is not None and is_notable(mine, standing):
             add_note(error, note_of(standing))
         return error
 
@@ -200,7 +205,10 @@ class Failing:
         self._peer = error_of(incident, rank=self._member.rank)
         if incident is not None:
             self._tell(incident)
-        wake(self._driver.sink, has_left=self._has_left)
+        try:
+            wake(self._driver.sink, has_left=self._has_left, woken=self._woken)
+        except Exception as failure:  # noqa: BLE001 - nobody is above this thread to handle it
+            _log.warning("the collectives of this rank could not be ended", exc_info=failure)
 
     def _tell(self, incident: IncidentRecord) -> None:
         self._driver.sink.emit(

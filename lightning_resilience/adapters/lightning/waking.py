@@ -32,12 +32,14 @@ _GRACE_S: Final = 1.0
 _ROUNDS: Final = 3
 
 
-def wake(sink: EventSink, *, has_left: threading.Event) -> None:
+def wake(sink: EventSink, *, has_left: threading.Event, woken: threading.Event) -> None:
     """End this process's collectives until the thread that trains has left.
 
     Args:
         sink: Where it is reported.
         has_left: Set once it has.
+        woken: Set before something is ended, so that the thread's next exception is known as an
+            echo.
 
     Note:
         For another thread. Bounded: a few seconds, plus the group's store where that is away.
@@ -47,6 +49,7 @@ def wake(sink: EventSink, *, has_left: threading.Event) -> None:
     for _ in range(_ROUNDS):
         if has_left.wait(_GRACE_S):
             return
+        woken.set()
         connections = cut(addresses)
         has_nccl = abort_nccl()
         sink.emit(CollectivesEnded(connections=connections, nccl=has_nccl))
