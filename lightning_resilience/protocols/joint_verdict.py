@@ -279,9 +279,6 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
         if rang:
             # Its verdict was lost with the store, and a bell that stays rung is no busy loop.
             yield Sleep(member.beat_s)
-        if raw is None:
-            # So that whoever has work sees that this rank has gone nowhere.
-            yield from arrive_again(member, joint, arrival)
         now_s: float = yield Now()
         if is_time_to_speak(
             spoken_at_s, wait_s=chunk_s, voice_s=joint.patience.voice_s, now_s=now_s
@@ -325,6 +322,7 @@ def _lost(
     mine, *values = yield MultiGet((member.keys.joint("arrived", member.rank), *parts))
     seen_at_s: float = yield Now()
     if mine is None:
+        # So that whoever has work sees that this rank has gone nowhere.
         yield from arrive_again(member, joint, arrival)
     if roll_call.has_gone_on(values[::2], seq=joint.seq):
         # Between the look at the verdict and this one, or with a verdict that was lost.

@@ -619,7 +619,7 @@ _JOINT = (
             _edit(
                 "protocols/joint_fence.py",
                 "            return found\n",
-                "            yield Set(key, encode(mine))\n            return mine\n",
+                "            yield Set(keys[0], encode(mine))\n            return mine\n",
             ),
         ),
         found_by=("I8",),

@@ -85,6 +85,37 @@ def test_a_verdict_that_changes_is_seen() -> None:
         news.verdict(1, 1, failure="lost", first_rank=0)
 
 
+def test_a_refusal_of_a_gate_that_nobody_has_written_is_seen() -> None:
+    """All follow the gate that came first."""
+    news = joined()
+    gate(news, 1, verdict="proceed")
+
+    with broken(VERDICT):
+        news.verdict(2, 1, failure="transient", first_rank=2, error="open")
+
+
+@pytest.mark.parametrize("is_draft", [True, False])
+def test_a_verdict_in_the_place_of_no_ballot_is_seen(*, is_draft: bool) -> None:
+    """Nothing, and a draft, may lie in two stores."""
+    news = joined()
+    if is_draft:
+        news.final(1, 1, is_open=True, is_draft=True)
+
+    with broken(VERDICT):
+        news.final(0, 1)
+
+
+@pytest.mark.parametrize("drawn_up_by", [None, 1])
+def test_a_ballot_in_the_place_of_no_draft_of_its_own_is_seen(drawn_up_by: int | None) -> None:
+    """Only its writer knows that it is not created any more."""
+    news = joined()
+    if drawn_up_by is not None:
+        news.final(drawn_up_by, 1, is_open=True, is_draft=True)
+
+    with broken(VERDICT):
+        news.final(0, 1, is_open=True)
+
+
 def test_a_gate_that_changes_is_seen() -> None:
     """The first to arrive decides for all."""
     news = joined()
