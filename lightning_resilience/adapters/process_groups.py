@@ -47,7 +47,7 @@ Address = tuple[str, int]
 """An IP address in its shortest form, and a port."""
 
 _DESCRIPTORS: Final = Path("/dev/fd")
-_LENGTH: Final = struct.Struct("<Q")
+_LENGTH: Final = struct.Struct("=Q")
 _PORT: Final = struct.Struct("!H")
 _IPV4_AT: Final = 4
 _IPV6_AT: Final = 8

@@ -30,7 +30,7 @@ def published(family: int, address: bytes, *, host: bytes = b"node-1") -> bytes:
     """Make what gloo publishes: a host name, and a padded address, each after its length."""
     raw = struct.pack("=H", family) + address
     raw += b"\xaa" * (136 - len(raw))
-    return struct.pack("<Q", len(host)) + host + struct.pack("<Q", len(raw)) + raw + b"\x01" * 16
+    return struct.pack("=Q", len(host)) + host + struct.pack("=Q", len(raw)) + raw + b"\x01" * 16
 
 
 IPV4 = published(socket.AF_INET, struct.pack("!H4B", 4711, 10, 0, 0, 7))
