@@ -160,24 +160,25 @@ def test_a_second_fit_says_that_the_group_was_ended(
     assert all(report["left"] == report["left_again"] == [] for report in reports)
 
 
-@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
+@pytest.mark.parametrize(
+    ("strategy", "failing"), [("ddp_fork", 0), ("ddp_fork", 1), ("ddp_spawn", 1)]
+)
 def test_a_launcher_that_makes_processes_is_not_held_up(
-    strategy: str, warm_python: WarmPython, tmp_path: Path
+    strategy: str, failing: int, warm_python: WarmPython, tmp_path: Path
 ) -> None:
-    """There no callback is told of an exception, and the launcher waits for all ranks."""
+    """There no callback is told of an exception, and rank 0 takes the store with it."""
     job = Job(
         folder=f"{tmp_path}/checkpoints",
         trainer={"strategy": strategy},
-        before=partial(fail, (1,), 3),
+        before=partial(fail, (failing,), 3),
     )
 
-    began_s = time.monotonic()
     process = warm_python.start(run_launched, job, log=tmp_path / "log", environment={})
-    code = process.wait(HANG_S)
+    # Two interpreters import everything anew; the group's own timeout is half an hour.
+    code = process.wait(2 * HANG_S)
 
     assert code == 0, process.text()
-    assert time.monotonic() - began_s < HANG_S
-    assert "a bad batch on rank 1" in process.text()
+    assert f"a bad batch on rank {failing}" in process.text()
 
 
 def run_launched(job: Job) -> None:
