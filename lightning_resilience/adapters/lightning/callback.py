@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.deferral import defer
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
 from lightning_resilience.adapters.lightning.opening import check_times, open_session
 from lightning_resilience.adapters.lightning.options import check_options
@@ -61,6 +62,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     (rank 0; all of them at a load) wait behind a circuit breaker, and the others wait on the shared
     store instead of in a collective, so an outage may last longer than the process group's timeout.
     A checkpoint is believed only once storage reports its size.
+
+    The checkpoint to start from (``ckpt_path``, also of ``validate``, ``test`` and ``predict``) is
+    searched for by rank 0 and shared.
 
     Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
     strategy it says so and changes nothing.
@@ -137,6 +141,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             budget=self._options.budget,
         )
         self._forget()
+        defer(_covers, _session_of)
 
     def _forget(self) -> None:
         self._session: Session | None = None
@@ -155,6 +160,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         """Restore the options, with nothing running."""
         self._forget()
         self.__dict__.update(state)
+        defer(_covers, _session_of)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -162,11 +168,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         """Check what needs the Trainer, open the shared store, and hook its checkpoints."""
         del pl_module
         environment = read_environment()
-        if stage != "fit" or not environment.enabled:
+        if not environment.enabled:
             return
         # What is not allowed is told now, not in a joint operation in which other ranks wait.
         read_topology()
-        if sum(isinstance(callback, ResilienceCallback) for callback in trainer.callbacks) > 1:
+        if len(_ours(trainer)) > 1:
             message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
             raise ConfigError(message)
         if not namespaces.writes_on_rank_zero(trainer):
@@ -191,7 +197,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             )
             if namespaces.loads_through_io(trainer):
                 hook_loads(trainer.strategy, self._session, self._patches)
-            hook_checkpoint_callbacks(trainer, self._session, self._patches)
+            if stage == "fit":
+                hook_checkpoint_callbacks(trainer, self._session, self._patches)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
@@ -252,6 +259,18 @@ _OPTIONS: Final = tuple(
     for name, parameter in inspect.signature(ResilienceCallback.__init__).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 )
+
+
+def _ours(trainer: Any) -> list[ResilienceCallback]:
+    return [each for each in trainer.callbacks if isinstance(each, ResilienceCallback)]
+
+
+def _covers(trainer: Any) -> bool:
+    return bool(_ours(trainer)) and read_environment().enabled
+
+
+def _session_of(trainer: Any) -> Session | None:
+    return next((each._session for each in _ours(trainer)), None)
 
 
 def _with_words(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.core.records import FinalRecord
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.runtime.driver import Driver
@@ -75,6 +76,8 @@ class Session:
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
+        self.chosen: Inspection | None = None
+        """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
         self._removals: list[Work] = []
         self._removals_failed = False
 
