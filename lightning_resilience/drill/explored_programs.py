@@ -8,6 +8,7 @@ others, it has from the store.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.admission import AdmissionConfig
@@ -209,7 +210,7 @@ def saver(
         beat_s=2.0,
         on_outage="wait",
         store_patience_s=5.0,
-        is_enlisted=True,
+        last_seq=0,
     )
 
     def run(_started_at_s: float) -> Protocol[str]:
@@ -220,6 +221,8 @@ def saver(
         return report_of(error, rank=rank, outcome=classify(error))
 
     def program() -> Protocol[FinalRecord]:
+        # Its own each time: it keeps in mind how its operations have ended.
+        mine = replace(member)
         joint = Joint(
             op="save",
             seq=1,
@@ -231,6 +234,6 @@ def saver(
             deadline_s=60.0,
         )
         part = Part(run=run, detail=str, outcome=outcome) if rank in workers else None
-        return (yield from perform(member, joint, part)).final
+        return (yield from perform(mine, joint, part)).final
 
     return program

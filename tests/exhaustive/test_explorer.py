@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.drill.explored_world import State
+    from lightning_resilience.protocols.joint_terms import Arrival
 
     Patch = pytest.MonkeyPatch
 
@@ -392,8 +393,9 @@ def verdicts_are_made_up(patch: Patch) -> None:
 def no_roll_is_called(patch: Patch) -> None:
     """A rank that finds another store than it arrived in goes on as if nothing were."""
 
-    def wrong(*_: Any) -> fx.Protocol[None]:
+    def wrong(_member: Any, _joint: Any, arrival: Arrival) -> fx.Protocol[None]:
         yield from ()
+        arrival.has_called_roll = True
 
     patch.setattr(joint_fence, "_call_the_roll", wrong)
 
