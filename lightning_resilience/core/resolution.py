@@ -220,16 +220,18 @@ def refusal(asked: str, found: Iterable[Found], rejected: Iterable[Inspection]) 
     )
 
 
-def difference(expected: Inspection, *, size_bytes: int | None, digest: str) -> str:
+def difference(
+    expected: Inspection, *, size_bytes: int | None = None, digest: str | None = None
+) -> str:
     """Return how a file differs from the one that rank 0 has chosen; empty where it does not.
 
     Args:
         expected: What rank 0 has seen.
         size_bytes: What this rank sees; None where its storage does not say.
-        digest: Of what this rank sees.
+        digest: Of what this rank sees; None where it has not looked.
     """
     if None not in {expected.size_bytes, size_bytes} and expected.size_bytes != size_bytes:
         return f"it has {size_bytes} bytes here and {expected.size_bytes} bytes on rank 0"
-    if expected.digest and expected.digest != digest:
+    if digest is not None and expected.digest and expected.digest != digest:
         return f"its content has digest {digest or 'none'} here and {expected.digest} on rank 0"
     return ""

@@ -424,10 +424,26 @@ PLACES: dict[str, tuple[int, tuple[Rule, ...], list[str]]] = {
     "four ranks": (4, (), ["last.ckpt"]),
     "nothing": (2, (), []),
     "torn": (2, (), ["last.ckpt"]),
+    "rank 0 only": (2, (), ["a.ckpt"]),
+    "rank 1 only": (2, (), ["a.ckpt"]),
     # The first listing is that of the checkpoint callback.
     "outage": (2, (Rule(operations=("ls",), error="reset", first=2, lasting_s=OUTAGE_S),), []),
 }
+GIVEN = {"rank 0 only": 0, "rank 1 only": 1}
 Jobs = dict[str, Running]
+
+
+class GivenTo:
+    """Lets the user's program give a path to one rank only; a class, so that it can be sent."""
+
+    def __init__(self, rank: int, path: str) -> None:
+        self.rank = rank
+        self.path = path
+
+    def __call__(self, trainer: Any) -> None:
+        """Do what ``os.path.exists`` in a user's program does, where it differs."""
+        if os.environ["RANK"] == str(self.rank):
+            trainer.ckpt_path = self.path
 
 
 @pytest.fixture(scope="module")
@@ -443,9 +459,13 @@ def jobs(
             for name in names:
                 data = checkpoint.read_bytes()[: -100 if place == "torn" else None]
                 (home / "checkpoints" / name).write_bytes(data)
+            folder = f"faulty://{home}/checkpoints"
+            options: dict[str, Any] = {"resume": "last"}
+            if place in GIVEN:
+                options = {"before": GivenTo(GIVEN[place], f"{folder}/a.ckpt")}
             found[place] = lightning_job.start(
                 warm_python,
-                Job(folder=f"faulty://{home}/checkpoints", ranks=ranks, resume="last"),
+                Job(folder=folder, ranks=ranks, **options),
                 home / "job",
                 port=servers.enter_context(store_server()) if ranks > 1 else 0,
                 plan=FaultPlan.write(home / "plan", *rules),
@@ -510,3 +530,18 @@ def test_an_outage_in_the_search_is_waited_for_by_all_ranks(jobs: Jobs) -> None:
     struck = [call for call in running.plan.calls("ls") if call["struck"]]
     assert {call["rank"] for call in struck} == {"0"}
     assert running.steps() == [2, 4]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("place", GIVEN)
+def test_what_rank_zero_was_given_counts(place: str, jobs: Jobs) -> None:
+    """A path that a user's program found on one rank only does not part the ranks."""
+    running = jobs[place]
+
+    reports = running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], running.told()
+    path = f"{running.job.folder}/a.ckpt" if place == "rank 0 only" else None
+    assert [report["resumed"] for report in reports] == [path, path]
+    assert "all ranks start from what rank 0 was given" in running.ranks[1].text()
+    assert "all ranks start from what rank 0 was given" not in running.ranks[0].text()

@@ -141,10 +141,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             budget=self._options.budget,
         )
         self._forget()
-        defer(_covers, _session_of)
+        defer(_callback_of)
 
     def _forget(self) -> None:
         self._session: Session | None = None
+        self._asked: Any = None
         self._patches = Patches()
         self._termination: Termination | None = None
         self._is_failing = False
@@ -153,14 +154,14 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one running fit of one process."""
-        running = ("_session", "_patches", "_termination", "_audible")
+        running = ("_session", "_asked", "_patches", "_termination", "_audible")
         return {name: value for name, value in vars(self).items() if name not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the options, with nothing running."""
         self._forget()
         self.__dict__.update(state)
-        defer(_covers, _session_of)
+        defer(_callback_of)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -234,7 +235,12 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._is_failing = False
         self._termination = Termination(trainer, self._patches)
         return open_session(
-            trainer, environment, options, joint=self._joint, termination=self._termination
+            trainer,
+            environment,
+            options,
+            joint=self._joint,
+            termination=self._termination,
+            asked=self._asked,
         )
 
     def _close(self) -> None:
@@ -265,12 +271,9 @@ def _ours(trainer: Any) -> list[ResilienceCallback]:
     return [each for each in trainer.callbacks if isinstance(each, ResilienceCallback)]
 
 
-def _covers(trainer: Any) -> bool:
-    return bool(_ours(trainer)) and read_environment().enabled
-
-
-def _session_of(trainer: Any) -> Session | None:
-    return next((each._session for each in _ours(trainer)), None)
+def _callback_of(trainer: Any) -> ResilienceCallback | None:
+    ours = _ours(trainer)
+    return ours[0] if ours and read_environment().enabled else None
 
 
 def _with_words(

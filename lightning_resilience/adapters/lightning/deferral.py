@@ -3,11 +3,11 @@
 """Put off the choice of the checkpoint to start from until all ranks can make it together.
 
 Lightning chooses ``"last"`` and ``"hpc"`` before any hook of a callback runs and before the process
-group exists, by a search of each rank's own. So two methods of its checkpoint connector are wrapped
-**on the class**, once for each distribution and process: the first returns a marker in place of a
-path that would have to be searched for, and the second, which runs after ``setup``, has it
-resolved. Both pass straight on for every Trainer without a callback that covers it, and they stay
-when a run ends.
+group exists, by a search of each rank's own. So three methods of its checkpoint connector are
+wrapped **on the class**, once for each distribution and process. Two choose: they return a marker
+in place of a path that would have to be searched for, and note it. The third runs after ``setup``,
+in which rank 0 has told the others what it was asked for, and has that resolved. All pass straight
+on for every Trainer without a callback that covers it, and they stay when a run ends.
 
 They are installed when a callback is made or unpickled: a spawned process makes none.
 """
@@ -26,6 +26,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     resumes_exceptions,
 )
 from lightning_resilience.adapters.lightning.resolving import choose, share
+from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.resolution import Search, searches
 
 
@@ -40,7 +41,8 @@ __all__ = ["Deferred", "defer"]
 
 _log = logging.getLogger(__name__)
 
-_wrapped: set[type] = set()
+_parses: dict[type, Callable[..., Any]] = {}
+"""What the connectors' own methods were."""
 
 
 class Deferred(str):
@@ -64,48 +66,78 @@ class Deferred(str):
         return marker
 
 
-def defer(covers: Callable[[Any], bool], session_of: Callable[[Any], Session | None]) -> None:
+def defer(callback_of: Callable[[Any], Any]) -> None:
     """Wrap the connectors of the distributions in use. Idempotent.
 
     Args:
-        covers: Whether a Trainer has a callback that is switched on.
-        session_of: The session that the callback of a Trainer has opened; None without one.
+        callback_of: The callback that covers a Trainer; None without one that is switched on.
 
     Note:
         Any thread that makes callbacks.
     """
     for connector in checkpoint_connectors():
-        if connector not in _wrapped:
-            _wrapped.add(connector)
-            _wrap(connector, covers, session_of)
+        if connector not in _parses:
+            _wrap_choice(connector, callback_of)
+            _wrap_resume(connector, callback_of)
 
 
-def _wrap(
-    connector: Any, covers: Callable[[Any], bool], session_of: Callable[[Any], Session | None]
-) -> None:
-    parse, resume = connector._parse_ckpt_path, connector.resume_start
+def _wrap_choice(connector: Any, callback_of: Callable[[Any], Any]) -> None:
+    parse, select = connector._parse_ckpt_path, connector._select_ckpt_path
 
     @functools.wraps(parse)
     def parse_or_defer(self: Any, state_fn: Any, ckpt_path: Any, **options: Any) -> Any:
-        if covers(self.trainer) and _searches(self.trainer, ckpt_path):
+        if callback_of(self.trainer) is not None and _searches(self.trainer, ckpt_path):
             return Deferred.of(state_fn, ckpt_path, options)
         return parse(self, state_fn, ckpt_path, **options)
 
+    @functools.wraps(select)
+    def select_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = select(self, *args, **kwargs)
+        callback = callback_of(self.trainer)
+        if callback is not None:
+            callback._asked = asked
+        return asked
+
+    connector._parse_ckpt_path, connector._select_ckpt_path = parse_or_defer, select_and_note
+    _parses[connector] = parse
+
+
+def _wrap_resume(connector: Any, callback_of: Callable[[Any], Any]) -> None:
+    resume = connector.resume_start
+
     @functools.wraps(resume)
     def resume_together(self: Any, checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> None:
-        session = session_of(self.trainer)
-        parse_now = functools.partial(parse, self)
-        if session is None:
-            resume(self, _alone(checkpoint_path, parse_now), *args, **kwargs)
+        callback = callback_of(self.trainer)
+        parse = functools.partial(_parses[connector], self)
+        if callback is None or callback._session is None:
+            resume(self, _alone(checkpoint_path, parse), *args, **kwargs)
             return
-        choice = _Choice(trainer=self.trainer, session=session, parse=parse_now)
+        session = callback._session
+        if checkpoint_path is callback._asked:
+            checkpoint_path = _of_rank_zero(session, checkpoint_path)
+        choice = _Choice(trainer=self.trainer, session=session, parse=parse)
         path, session.chosen = choice.of(checkpoint_path)
         try:
             resume(self, path, *args, **kwargs)
         finally:
             session.chosen = None
 
-    connector._parse_ckpt_path, connector.resume_start = parse_or_defer, resume_together
+    connector.resume_start = resume_together
+
+
+def _of_rank_zero(session: Session, own: Any) -> Any:
+    """Return what rank 0 was asked to start from; ``own`` where that is the same."""
+    asked = session.asked
+    if asked == own:
+        return own
+    _log.warning(
+        "rank %d was given ckpt_path=%s and rank 0 %s: all ranks start from what rank 0 was given. "
+        "Give all ranks the same, and do not ask storage for it on each of them.",
+        session.member.rank,
+        None if own is None else redacted(os.fspath(own)),
+        None if asked is None else redacted(os.fspath(asked)),
+    )
+    return asked
 
 
 def _searches(trainer: Any, asked: Any) -> tuple[Search, ...]:

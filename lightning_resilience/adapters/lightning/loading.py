@@ -152,6 +152,9 @@ class TorchLoad(Work):
     def _compare(
         self, file: Any, expected: Inspection, *, size_bytes: int | None, token: CancelToken
     ) -> None:
+        different = difference(expected, size_bytes=size_bytes)
+        if different:
+            self._disagree(different)
         marked = MarkedFile(file, token)
         try:
             digest = contents_digest(io.BufferedReader(marked)) if expected.digest else ""
@@ -159,7 +162,7 @@ class TorchLoad(Work):
             if marked.error is not None:
                 raise marked.error from error
             self._disagree(f"it is damaged on this rank: {error}")
-        different = difference(expected, size_bytes=size_bytes, digest=digest)
+        different = difference(expected, digest=digest)
         if different:
             self._disagree(different)
         file.seek(0)

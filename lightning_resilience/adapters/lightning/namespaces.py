@@ -40,6 +40,7 @@ __all__ = [
     "on_slurm",
     "process_group_timeout_s",
     "resumes_exceptions",
+    "saves_exceptions",
     "sigterm_exception",
     "sigterm_notifier",
     "stock_io",
@@ -157,6 +158,11 @@ def innermost_wrapper(checkpoint_io: Any) -> Any:
     return wrapper
 
 
+def saves_exceptions(callback: object) -> bool:
+    """Tell whether this is an ``OnExceptionCheckpoint`` of either distribution."""
+    return _is_named(callback, "OnExceptionCheckpoint")
+
+
 def is_model_checkpoint(callback: object) -> bool:
     """Tell whether this is a ``ModelCheckpoint`` of either distribution, or derived from one."""
     return _is_named(callback, "ModelCheckpoint")
@@ -184,9 +190,7 @@ def on_slurm(trainer: object) -> bool:
 def resumes_exceptions(trainer: Any) -> bool:
     """Tell whether a fit that is not told otherwise goes on from what an exception has saved."""
     is_fitting = trainer.state.fn is not None and trainer.state.fn.value == "fit"
-    return is_fitting and any(
-        _is_named(callback, "OnExceptionCheckpoint") for callback in trainer.callbacks
-    )
+    return is_fitting and any(saves_exceptions(callback) for callback in trainer.callbacks)
 
 
 def writes_on_rank_zero(trainer: Any) -> bool:

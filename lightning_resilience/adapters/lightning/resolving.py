@@ -21,6 +21,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     checkpoint_callbacks,
     innermost_wrapper,
     is_model_checkpoint,
+    saves_exceptions,
 )
 from lightning_resilience.adapters.lightning.resilient_io import format_of
 from lightning_resilience.adapters.private_filesystem import plain_url
@@ -125,15 +126,24 @@ def _asks_for_hpc(trainer: Any) -> list[tuple[str, _Ask]]:
 
 
 def _asks_for_last(trainer: Any) -> list[tuple[str, _Ask]]:
-    return [
-        _in_directory(
+    callbacks = checkpoint_callbacks(trainer)
+    # Rank 0 has told the others its directories, so all ranks leave out the same ones.
+    directories = {
+        (
             os.fspath(callback.dirpath),
-            pattern=last_name(callback.CHECKPOINT_NAME_LAST, callback.FILE_EXTENSION),
-            extension=callback.FILE_EXTENSION,
-        )
+            last_name(callback.CHECKPOINT_NAME_LAST, callback.FILE_EXTENSION),
+            callback.FILE_EXTENSION,
+        ): None
+        for callback in callbacks
         if is_model_checkpoint(callback)
-        else (callback.ckpt_path, partial(look_for, url=callback.ckpt_path))
-        for callback in checkpoint_callbacks(trainer)
+    }
+    saved = [callback.ckpt_path for callback in callbacks if saves_exceptions(callback)]
+    return [
+        *(
+            _in_directory(directory, pattern=pattern, extension=extension)
+            for directory, pattern, extension in directories
+        ),
+        *((path, partial(look_for, url=path)) for path in saved),
     ]
 
 

@@ -57,6 +57,7 @@ class Session:
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
         is_stopping: Whether this process was told to stop, and nobody has acted on it.
+        asked: What rank 0 was asked to start from.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Session:
         storage: Storage,
         hosts: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
+        asked: Any = None,
     ) -> None:
         self.member = _enlisted(member, driver)
         self.driver = driver
@@ -76,6 +78,7 @@ class Session:
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
+        self.asked = asked
         self.chosen: Inspection | None = None
         """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
         self._removals: list[Work] = []

@@ -195,10 +195,11 @@ def test_checkpoints_with_other_names_are_no_empty_directory() -> None:
         (11, "abc", "11 bytes here and 10 bytes on rank 0"),
         (10, "abd", "digest abd here and abc on rank 0"),
         (10, "", "digest none here"),
+        (10, None, ""),
     ],
 )
 def test_a_file_is_compared_by_size_and_digest(
-    size_bytes: int | None, digest: str, said: str
+    size_bytes: int | None, digest: str | None, said: str
 ) -> None:
     """A size that storage does not say proves nothing."""
     expected = Inspection(path="x", size_bytes=10, digest="abc")
