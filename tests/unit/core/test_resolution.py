@@ -193,7 +193,7 @@ def test_checkpoints_with_other_names_are_no_empty_directory() -> None:
         (10, "abc", ""),
         (None, "abc", ""),
         (11, "abc", "11 bytes here and 10 bytes on rank 0"),
-        (10, "abd", "digest abd here and abc on rank 0"),
+        (10, "abx", "digest abx here and abc on rank 0"),
         (10, "", "digest none here"),
         (10, None, ""),
     ],
