@@ -17,12 +17,13 @@ from lightning_resilience.core.joint import report_of
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import OK, classify
 from lightning_resilience.core.retry import RetryPolicy
-from lightning_resilience.protocols.admission import Permit, enter, leave
+from lightning_resilience.protocols.admission import enter
 from lightning_resilience.protocols.circuit import Circuit, begin, learn, refresh, report
 from lightning_resilience.protocols.circuit_memory import Limits
 from lightning_resilience.protocols.effects import Call, Now
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, Member, Part, perform
+from lightning_resilience.protocols.permit import Permit, leave
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.probe import Patience, await_passage
 

@@ -45,6 +45,7 @@ from lightning_resilience.protocols import (
     effects as fx,
     joint_fence,
     joint_verdict,
+    permit,
     shared_cell,
 )
 from lightning_resilience.protocols.shared_cell import Written
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint_terms import Arrival
 
     Patch = pytest.MonkeyPatch
+
+# Each is bounded by its depth; on a machine that does much else, half a minute becomes two.
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass(frozen=True)
@@ -347,8 +351,8 @@ def beat_whoever_is_in(patch: Patch) -> None:
         self._unanswered = core_slots.renewed(self.record, writer=nonce)
         return fx.Set(self.key, encode(self._unanswered))
 
-    patch.setattr(admission.Permit, "request", wrong)
-    patch.setattr(admission.Permit, "answered", lambda *_: None)
+    patch.setattr(permit.Permit, "request", wrong)
+    patch.setattr(permit.Permit, "answered", lambda *_: None)
 
 
 def forgive_at_once(patch: Patch) -> None:
@@ -363,7 +367,7 @@ def nobody_is_forgiven(patch: Patch) -> None:
 
 def stay_when_unanswered(patch: Patch) -> None:
     """A holder whose last beat was not answered does not find its own slot."""
-    patch.setattr(admission.Permit, "expectations", lambda self: (self.raw,))
+    patch.setattr(permit.Permit, "expectations", lambda self: (self.raw,))
 
 
 def verdicts_are_overwritten(patch: Patch) -> None:

@@ -457,7 +457,12 @@ _SLOTS = (
         story="whoever has taken a slot gives it back",
         edits=(
             _edit(
-                "protocols/admission.py",
+                "protocols/permit.py",
+                "import CompareAndSet, Local, Nonce,",
+                "import CompareAndSet, Local, MultiGet, Nonce,",
+            ),
+            _edit(
+                "protocols/permit.py",
                 "            written = yield from write(permit.key, expected, free)\n",
                 "            held = yield MultiGet((permit.key,))\n"
                 '            written = yield from write(permit.key, held[0] or b"", free)\n',

@@ -159,8 +159,9 @@ def test_a_gate_that_refuses_is_nobodys_outcome() -> None:
         op="load", digest="", verdict="fail", epoch=1, rank=2, reason="open", writer=writer
     )
     news.write(2, KEYS.joint("gate", 1, 0), encode(gate))
-    ballot = FinalRecord(op="load", writer=writer, is_open=True)
-    news.write(2, KEYS.joint("final", 1), encode(ballot))
+    for is_draft in (True, False):
+        ballot = FinalRecord(op="load", writer=writer, is_open=True, is_draft=is_draft)
+        news.write(2, KEYS.joint("final", 1), encode(ballot))
 
     final = FinalRecord(
         op="load", failure="transient", first_rank=2, workers=WORKERS, writer=writer
