@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     from tests.warm_python import WarmPython
 
 
-pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
+pytestmark = [pytest.mark.integration, pytest.mark.multiprocess, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, SECOND = "lightning.pytorch", "pytorch_lightning"
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
 """Ten jobs at the same time, some of which import everything anew."""
 
 
@@ -95,6 +96,13 @@ class Started:
         for name in ("root/hpc_ckpt_9.ckpt", "root/hpc_ckpt_10.ckpt", "checkpoints/last.ckpt"):
             shutil.copy(checkpoint, home / name)
         self.waits: list[Callable[[], int]] = []
+        self.program: subprocess.Popen[bytes] | None = None
+
+    def end(self) -> None:
+        """Leave no program behind, nor what it has started."""
+        if self.program is not None and self.program.poll() is None:
+            os.killpg(self.program.pid, signal.SIGKILL)
+            self.program.wait()
 
     @property
     def job(self) -> Job:
@@ -164,8 +172,10 @@ def start_script(started: Started) -> None:
     command.append(str(started.home))
     environment = os.environ | started.environment | {"MASTER_PORT": str(free_port())}
     with (started.home / "0.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=log, stderr=log)
-    started.waits.append(lambda: process.wait(PATIENCE_S))
+        started.program = subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+        )
+    started.waits.append(partial(started.program.wait, PATIENCE_S))
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +204,7 @@ def jobs(
             else:
                 start_in_warm(started, warm_python, {})
             found[case] = started
+            servers.callback(started.end)
         yield found
 
 
