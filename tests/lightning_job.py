@@ -273,6 +273,7 @@ def run_rank(job: Job, report: str) -> None:
         raise
     finally:
         found |= {"ended_at_s": time.monotonic(), "step": trainer.global_step}
+        found |= {"resumed": trainer.ckpt_path}
         found |= _books(find(trainer, "ModelCheckpoint"))
         found |= _left_behind(trainer, before)
         Path(report).write_text(json.dumps(found), encoding="utf-8")

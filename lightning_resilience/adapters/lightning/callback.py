@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.deferral import defer
 from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
 from lightning_resilience.adapters.lightning.opening import check_times, open_session
@@ -62,6 +63,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     (rank 0; all of them at a load) wait behind a circuit breaker, and the others wait on the shared
     store instead of in a collective, so an outage may last longer than the process group's timeout.
     A checkpoint is believed only once storage reports its size.
+
+    The checkpoint to start from (``ckpt_path``, also of ``validate``, ``test`` and ``predict``) is
+    searched for by rank 0 and shared.
 
     Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
     strategy it says so and changes nothing.
@@ -138,9 +142,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             budget=self._options.budget,
         )
         self._forget()
+        defer(_callback_of)
 
     def _forget(self) -> None:
         self._session: Session | None = None
+        self._asked: Any = None
         self._patches = Patches()
         self._termination: Termination | None = None
         self._is_failing = False
@@ -149,13 +155,14 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one running fit of one process."""
-        running = ("_session", "_patches", "_termination", "_audible")
+        running = ("_session", "_asked", "_patches", "_termination", "_audible")
         return {name: value for name, value in vars(self).items() if name not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the options, with nothing running."""
         self._forget()
         self.__dict__.update(state)
+        defer(_callback_of)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -163,11 +170,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         """Check what needs the Trainer, open the shared store, and hook its checkpoints."""
         del pl_module
         environment = read_environment()
-        if stage != "fit" or not environment.enabled:
+        if not environment.enabled:
             return
         # What is not allowed is told now, not in a joint operation in which other ranks wait.
         read_topology()
-        if sum(isinstance(callback, ResilienceCallback) for callback in trainer.callbacks) > 1:
+        if len(_ours(trainer)) > 1:
             message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
             raise ConfigError(message)
         if not namespaces.writes_on_rank_zero(trainer):
@@ -183,18 +190,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         try:
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
-            hook_strategy(
-                trainer.strategy,
-                self._session,
-                self._patches,
-                at_end=self._close,
-                is_failing=lambda: self._is_failing,
-            )
-            if namespaces.loads_through_io(trainer):
-                hook_loads(trainer.strategy, self._session, self._patches)
-            hook_checkpoint_callbacks(trainer, self._session, self._patches)
-            if self._session.failing is not None:
-                hook_stage(trainer, self._session.failing, self._patches)
+            self._hook(trainer, self._session, stage)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
@@ -235,13 +231,33 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._is_failing = False
         self._termination = Termination(trainer, self._patches)
         session = open_session(
-            trainer, environment, options, joint=self._joint, termination=self._termination
+            trainer,
+            environment,
+            options,
+            joint=self._joint,
+            termination=self._termination,
+            asked=self._asked,
         )
         if session.member.world_size > 1:
             session.failing = Failing(
                 session.member, driver=session.driver, step=lambda: trainer.global_step
             )
         return session
+
+    def _hook(self, trainer: Any, session: Session, stage: str) -> None:
+        hook_strategy(
+            trainer.strategy,
+            session,
+            self._patches,
+            at_end=self._close,
+            is_failing=lambda: self._is_failing,
+        )
+        if namespaces.loads_through_io(trainer):
+            hook_loads(trainer.strategy, session, self._patches)
+        if stage == "fit":
+            hook_checkpoint_callbacks(trainer, session, self._patches)
+        if session.failing is not None:
+            hook_stage(trainer, session.failing, self._patches)
 
     def _close(self) -> None:
         session, self._session = self._session, None
@@ -267,6 +283,15 @@ _OPTIONS: Final = tuple(
     for name, parameter in inspect.signature(ResilienceCallback.__init__).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 )
+
+
+def _ours(trainer: Any) -> list[ResilienceCallback]:
+    return [each for each in trainer.callbacks if isinstance(each, ResilienceCallback)]
+
+
+def _callback_of(trainer: Any) -> ResilienceCallback | None:
+    ours = _ours(trainer)
+    return ours[0] if ours and read_environment().enabled else None
 
 
 def _with_words(

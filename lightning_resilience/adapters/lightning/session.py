@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that one rank needs for one ``fit``: store, driver, breakers, and joint operations.
+"""Everything that one rank needs for one run: store, driver, breakers, and joint operations.
 
 Made in ``setup``, when the process group is up, and closed at the strategy's ``teardown``. Every
 method that is a joint operation must be called on all ranks in the same order, as Lightning calls
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.failing import Failing
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.runtime.driver import Driver
@@ -49,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One rank's part in one ``fit``.
+    """One rank's part in one run: a fit, or a validation, test or prediction.
 
     Args:
         member: Who this rank is.
@@ -58,6 +59,7 @@ class Session:
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
         is_stopping: Whether this process was told to stop, and nobody has acted on it.
+        asked: What rank 0 was asked to start from.
 
     Attributes:
         failing: What this rank tells and knows of ranks that leave; None where it is the only one.
@@ -72,6 +74,7 @@ class Session:
         storage: Storage,
         hosts: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
+        asked: Any = None,
     ) -> None:
         self.member = _enlisted(member, driver)
         self.driver = driver
@@ -81,6 +84,9 @@ class Session:
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
+        self.asked = asked
+        self.chosen: Inspection | None = None
+        """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
         self._removals: list[Work] = []
         self._removals_failed = False
 
