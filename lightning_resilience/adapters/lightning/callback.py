@@ -186,20 +186,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         try:
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
-            if saving is Saving.GATHERED:
-                complete_teardown(trainer.strategy, self._patches)
-            hook_strategy(
-                trainer.strategy,
-                self._session,
-                self._patches,
-                at_end=self._close,
-                is_failing=lambda: self._is_failing,
-            )
-            if saving is not Saving.RANK_ZERO:
-                hook_sharded(trainer.strategy, self._session, self._patches, saving=saving)
-            elif namespaces.loads_through_io(trainer):
-                hook_loads(trainer.strategy, self._session, self._patches)
-            hook_checkpoint_callbacks(trainer, self._session, self._patches)
+            self._hook(trainer, self._session, saving)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
@@ -237,6 +224,23 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         return open_session(
             trainer, environment, options, joint=self._joint, termination=self._termination
         )
+
+    def _hook(self, trainer: Any, session: Session, saving: Saving) -> None:
+        strategy, patches = trainer.strategy, self._patches
+        if saving is Saving.GATHERED:
+            complete_teardown(strategy, patches)
+        hook_strategy(
+            strategy,
+            session,
+            patches,
+            at_end=self._close,
+            is_failing=lambda: self._is_failing,
+        )
+        if saving is not Saving.RANK_ZERO:
+            hook_sharded(strategy, session, patches, saving=saving)
+        elif namespaces.loads_through_io(trainer):
+            hook_loads(strategy, session, patches)
+        hook_checkpoint_callbacks(trainer, session, patches)
 
     def _close(self) -> None:
         session, self._session = self._session, None

@@ -193,7 +193,8 @@ def saving_of(trainer: Any) -> Saving:
 def _has_methods_of(owner: type, strategy: object) -> bool:
     kind = type(strategy)
     return all(
-        getattr(kind, name) is getattr(owner, name) for name in ("save_checkpoint", "load_checkpoint")
+        getattr(kind, name) is getattr(owner, name)
+        for name in ("save_checkpoint", "load_checkpoint")
     )
 
 

@@ -49,7 +49,7 @@ def complete_teardown(strategy: Any, patches: Patches) -> None:
 
 
 def hook_sharded(strategy: Any, session: Session, patches: Patches, *, saving: Saving) -> None:
-    """Replace what is different for these strategies, after ``hook_strategy`` has replaced the rest.
+    """Replace what is different for these strategies, after ``hook_strategy``.
 
     Args:
         strategy: The Trainer's strategy.
@@ -58,8 +58,8 @@ def hook_sharded(strategy: Any, session: Session, patches: Patches, *, saving: S
         saving: How this strategy writes.
     """
     patches.replace(strategy, "load_checkpoint", partial(_load, strategy, session))
-    patches.replace(strategy, "remove_checkpoint", partial(_remove, session))
     if saving is Saving.SHARDED:
+        patches.replace(strategy, "remove_checkpoint", partial(_remove, session))
         patches.replace(strategy, "save_checkpoint", partial(_save, strategy, session))
         return
     saved = partial(_save_in_full, strategy, session, strategy.save_checkpoint)
@@ -86,7 +86,7 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     ShardedSave(strategy, session, url, write=partial(write, checkpoint)).run()
 
 
-def _save_in_full(
+def _save_in_full(  # noqa: PLR0917 - as above
     strategy: Any,
     session: Session,
     save: Callable[..., None],

@@ -17,15 +17,10 @@ only, and only while it loads.
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.adapters.lightning.sharded_save import (
-    own_path,
-    raising,
-    run_in_lock_step,
-)
+from lightning_resilience.adapters.lightning.sharded_save import raising, run_in_lock_step
 from lightning_resilience.adapters.lightning.sharded_work import Fetched, Look
 from lightning_resilience.adapters.lightning.work import Asked
 
@@ -59,16 +54,17 @@ def load_in_lock_step(
     """
     storage = session.storage
     session.on_rank_zero("find", url, Look(storage, url).attempt, kind="read")
-    folder = own_path(session)
-    fetched = Fetched(storage, url, folder=folder, nonce=session.driver.dice.nonce)
+    fetched = Fetched(storage, url, nonce=session.driver.dice.nonce)
     try:
         path = session.by_all("load", url, fetched, kind="read")
         loaded, error = run_in_lock_step(strategy, partial(read, path))
-
-        def tell(_token: CancelToken) -> None:
-            raising(error)
-
-        session.by_all("apply", url, Asked(storage, url, tell), is_guarded=False)
+        told = Asked(storage, url, partial(_tell, error))
+        session.by_all("apply", url, told, is_guarded=False)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        fetched.discard()
     return loaded
+
+
+def _tell(error: Exception | None, token: CancelToken) -> None:
+    del token
+    raising(error)

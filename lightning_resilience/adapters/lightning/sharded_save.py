@@ -37,11 +37,11 @@ from lightning_resilience.adapters.lightning.sharded_work import (
     Clearing,
     Commit,
     Committed,
+    Leftover,
     Publishing,
-    Removal,
+    own_path,
 )
 from lightning_resilience.adapters.lightning.work import Asked
-from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.adapters.storage import parent_of
 from lightning_resilience.adapters.trees import measure
 from lightning_resilience.core import shards
@@ -57,12 +57,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["ShardedSave", "own_path", "raising", "run_in_lock_step"]
-
-
-def own_path(session: Session) -> Path:
-    """Return a new name for a directory of this rank's on this node."""
-    return Path(session.storage.spool_directory, staging_name(session.driver.dice.nonce()))
+__all__ = ["ShardedSave", "raising", "run_in_lock_step"]
 
 
 def raising(error: BaseException | None) -> None:
@@ -71,9 +66,7 @@ def raising(error: BaseException | None) -> None:
         raise error
 
 
-def run_in_lock_step(
-    strategy: Any, call: Callable[[], Any]
-) -> tuple[Any, Exception | None]:
+def run_in_lock_step(strategy: Any, call: Callable[[], Any]) -> tuple[Any, Exception | None]:
     """Let the strategy work in this rank's own directory, together with the other ranks.
 
     Args:
@@ -134,7 +127,7 @@ class ShardedSave:
         self._url = url.rstrip("/")
         self._write = write
         self._is_first = session.member.rank == 0
-        self._folder = own_path(session)
+        self._folder = Path()
         self._expected: dict[str, int] = {}
         self._done = Committed(size_bytes=0, digest="")
 
@@ -148,26 +141,28 @@ class ShardedSave:
         try:
             mine = self._stage()
             destination = self._clear()
-            try:
-                self._publish(mine, destination)
-            except JointError:
-                # Shards without metadata are no checkpoint, but they use up storage.
-                self._session.remove_later(Removal(self._session.storage, destination))
-                raise
+            self._publish(mine, destination)
+            self._commit(mine, destination)
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._folder.name:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _stage(self) -> ShardRecord:
         session, storage = self._session, self._session.storage
         session.by_all("stage", self._url, Asked(storage, self._url, self._make), is_guarded=False)
         _, error = run_in_lock_step(self._strategy, partial(self._write, str(self._folder)))
         ask = partial(self._describe, error)
-        told: str = session.by_all("write", self._url, Asked(storage, self._url, ask), is_guarded=False)
+        told: str = session.by_all(
+            "write", self._url, Asked(storage, self._url, ask), is_guarded=False
+        )
         return decode(ShardRecord, told.encode(), key="write")
 
     def _make(self, token: CancelToken) -> None:
         del token
-        self._folder.mkdir(parents=True)
+        # Here, because a spool directory that cannot be used is a failure for all ranks to know of.
+        folder = own_path(self._session.storage, self._session.driver.dice.nonce)
+        folder.mkdir(parents=True)
+        self._folder = folder
 
     def _describe(self, error: BaseException | None, token: CancelToken) -> str:
         raising(error)
@@ -194,9 +189,7 @@ class ShardedSave:
         try:
             told = self._session.told("write")
             records = [decode(ShardRecord, text.encode(), key="write") for text in told]
-            self._expected = shards.check_plan(
-                records, world_size=self._session.member.world_size
-            )
+            self._expected = shards.check_plan(records, world_size=self._session.member.world_size)
         except ResilienceError as error:
             return error
         digest = xxhash.xxh3_128()
@@ -209,21 +202,41 @@ class ShardedSave:
         return None
 
     def _publish(self, mine: ShardRecord, destination: str) -> None:
-        session, storage = self._session, self._session.storage
-        publishing = partial(
-            Publishing, storage, folder=self._folder, nonce=session.driver.dice.nonce
-        )
-        session.by_all(
-            "publish", destination, publishing(destination, sizes=shards.shards_of(mine.sizes))
-        )
+        publishing = self._publishing(destination, shards.shards_of(mine.sizes))
+        try:
+            self._session.by_all("publish", destination, publishing)
+        except JointError:
+            # Shards without metadata are no checkpoint, but they use up storage.
+            self._remove_later(destination)
+            raise
+
+    def _commit(self, mine: ShardRecord, destination: str) -> None:
         commit = None
         if self._is_first:
             commit = Commit(
-                storage,
+                self._session.storage,
                 self._url,
                 destination=destination,
                 expected=self._expected,
-                metadata=publishing(destination, sizes=shards.metadata_of(mine.sizes)),
+                metadata=self._publishing(destination, shards.metadata_of(mine.sizes)),
                 done=self._done,
             )
-        session.save(self._url, commit)
+        try:
+            self._session.save(self._url, commit)
+        except JointError:
+            # Elsewhere metadata may be on its way, and must find all shards there when it lands.
+            if destination != self._url:
+                self._remove_later(destination)
+            raise
+
+    def _remove_later(self, destination: str) -> None:
+        self._session.remove_later(Leftover(self._session.storage, destination))
+
+    def _publishing(self, destination: str, sizes: dict[str, int]) -> Publishing:
+        return Publishing(
+            self._session.storage,
+            destination,
+            folder=self._folder,
+            sizes=sizes,
+            nonce=self._session.driver.dice.nonce,
+        )

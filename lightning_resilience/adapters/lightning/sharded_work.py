@@ -13,11 +13,11 @@ import errno
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.object_store import find_info
-from lightning_resilience.adapters.staging import staging_name
+from lightning_resilience.adapters.staging import is_staging_name, staging_name
 from lightning_resilience.adapters.storage import is_local, parent_of
 from lightning_resilience.adapters.trees import fetch, put_in_place, send
 from lightning_resilience.core import shards
@@ -38,10 +38,12 @@ __all__ = [
     "Commit",
     "Committed",
     "Fetched",
+    "Leftover",
     "Look",
     "Publishing",
     "Removal",
     "look",
+    "own_path",
 ]
 
 
@@ -73,6 +75,17 @@ class Removal(Work):
     def attempt(self, token: CancelToken) -> None:
         """Remove it."""
         _remove_in_order(self.storage, self.url, token)
+
+
+class Leftover(Work):
+    """Remove shards whose metadata was never published; a complete checkpoint stays."""
+
+    def attempt(self, token: CancelToken) -> None:
+        """Remove them, unless a save has made them complete after all."""
+        token.raise_if_cancelled()
+        place = self.storage.place(self.url)
+        if is_staging_name(Path(place.path).name) or look(place) is Form.OTHER:
+            _remove_in_order(self.storage, self.url, token)
 
 
 class Clearing(Work):
@@ -280,21 +293,18 @@ class Look(Work):
 
 
 class Fetched(Work):
-    """Have a checkpoint on this node, in a directory of this rank's.
+    """Have a checkpoint on this node; what was fetched stays until ``discard``.
 
     Args:
         storage: Clients of storage.
         url: Where it is.
-        folder: A new directory on this node; each attempt makes one of its own in it.
-        nonce: Makes names for these.
+        nonce: Makes names for directories of this rank's.
     """
 
-    def __init__(
-        self, storage: Storage, url: str, *, folder: Path, nonce: Callable[[], str]
-    ) -> None:
+    def __init__(self, storage: Storage, url: str, *, nonce: Callable[[], str]) -> None:
         super().__init__(storage, url)
-        self._folder = folder
         self._nonce = nonce
+        self._folders: list[Path] = []
 
     def attempt(self, token: CancelToken) -> str:
         """Fetch it.
@@ -309,19 +319,28 @@ class Fetched(Work):
         """
         token.raise_if_cancelled()
         place = self.storage.place(self.url)
+        path: str = place.path.rstrip("/")
         if place.store.is_local:
             if look(place) not in {Form.FILE, Form.SHARDS}:
                 message = "rank 0 sees this checkpoint and this rank does not: is it shared?"
                 raise FileNotFoundError(errno.ENOENT, message, redacted(self.url))
-            return str(place.path)
-        own = self._folder / staging_name(self._nonce()) / place.path.rstrip("/").rpartition("/")[2]
+            return path
+        folder = own_path(self.storage, self._nonce)
+        self._folders.append(folder)
         try:
-            return fetch(place, str(own), token)
+            fetch(place, str(folder / Path(path).name), token)
         except BaseException:
             # One part of a large checkpoint for each attempt would fill the disk.
-            _discard(own.parent)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
+        return str(folder / Path(path).name)
+
+    def discard(self) -> None:
+        """Remove what was fetched."""
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _discard(folder: Any) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def own_path(storage: Storage, nonce: Callable[[], str]) -> Path:
+    """Return a new name for a directory of this rank's on this node."""
+    return Path(storage.spool_directory, staging_name(nonce()))
