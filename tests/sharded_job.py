@@ -8,6 +8,7 @@ a CPU: ``Engine`` writes files as its engine does, and Lightning's own strategy 
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,16 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.deepspeed import DeepSpeedStrategy
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
 
 from tests.lightning_job import Job, Model
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+
+_log = logging.getLogger(__name__)
 
 
 class ShardedModel(Model):
@@ -41,6 +46,21 @@ class ShardedModel(Model):
     def configure_optimizers(self) -> Any:
         """Train with momentum, so that the optimizer has a state."""
         return torch.optim.SGD(self.layer.parameters(), lr=0.1, momentum=0.9)
+
+    def on_train_start(self) -> None:
+        """Tell in which state this rank starts."""
+        self._tell("starts")
+
+    def on_train_end(self) -> None:
+        """Tell in which state this rank ends."""
+        self._tell("ends")
+
+    def _tell(self, word: str) -> None:
+        (optimizer,) = self.trainer.optimizers
+        momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
+        parts = [*self.parameters(), *momenta]
+        local = [part.to_local() if isinstance(part, DTensor) else part for part in parts]
+        _log.info("this rank %s with %s", word, [part.tolist() for part in local])
 
 
 class FSDPOnCPU(FSDPStrategy):
@@ -123,11 +143,15 @@ class DeepSpeedOnCPU(DDPStrategy):
 
     save_checkpoint = DeepSpeedStrategy.save_checkpoint
     load_checkpoint = DeepSpeedStrategy.load_checkpoint
-    load_model_state_dict: Any = DeepSpeedStrategy.load_optimizer_state_dict
-    load_optimizer_state_dict: Any = DeepSpeedStrategy.load_optimizer_state_dict
     zero_stage_3 = load_full_weights = exclude_frozen_parameters = False
     restore_checkpoint_after_setup = True
     lightning_restore_optimizer = False
+
+    def load_model_state_dict(self, *_args: Any, **_options: Any) -> None:
+        """Leave it to the engine."""
+
+    def load_optimizer_state_dict(self, *_args: Any, **_options: Any) -> None:
+        """Leave it to the engine."""
 
     @property
     def deepspeed_engine(self) -> Engine:

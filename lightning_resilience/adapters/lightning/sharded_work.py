@@ -289,7 +289,7 @@ class Look(Work):
                 "in part. Choose another checkpoint"
             )
             raise FileNotFoundError(errno.ENOENT, message, redacted(self.url))
-        return form.value
+        return str(form.value)
 
 
 class Fetched(Work):
