@@ -12,7 +12,9 @@ import contextlib
 import errno
 import os
 import re
+import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ import torch
 from torch.distributed.checkpoint import filesystem
 
 from lightning_resilience.core.shards import METADATA_NAMES
-from tests import lightning_job
+from tests import faulty_filesystem, lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, Running, store_server
 from tests.sharded_job import STRATEGIES, ShardedModel
@@ -233,28 +235,78 @@ SHARDS = {
 HASTY = {"retry": {"stall_timeout_s": 0.6, "deadline_s": 3.0}}
 
 
-@pytest.mark.parametrize("fault", ["denied", "reset", "hang", "lost"])
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("kind", SHARDS)
+CELLS = [
+    ("ModelParallel sharded", "denied"),
+    ("ModelParallel sharded", "reset"),
+    ("ModelParallel sharded", "hang"),
+    ("ModelParallel sharded", "lost"),
+    ("DeepSpeed", "denied"),
+    ("DeepSpeed", "hang"),
+]
+
+
+@pytest.mark.parametrize(("kind", "fault"), CELLS)
 def test_without_every_shard_there_is_no_metadata(
-    kind: str, rank: int, fault: str, start: Callable[..., Running]
+    kind: str, fault: str, start: Callable[..., Running], tmp_path: Path
 ) -> None:
-    """All ranks end with one verdict, and nothing in storage looks like a checkpoint."""
-    shard = SHARDS[kind][rank]
-    rules = {
-        "denied": Rule(operations=("put_file",), name=shard, error="denied"),
-        "reset": Rule(operations=("put_file",), name=shard, error="reset"),
-        "hang": Rule(operations=("put_file",), name=shard, hang=True),
-        "lost": Rule(operations=("put_file",), name=shard, swallow=True),
+    """Whichever rank fails, all end with one verdict, and nothing looks like a checkpoint."""
+    faults: dict[str, dict[str, Any]] = {
+        "denied": {"error": "denied"},
+        "reset": {"error": "reset"},
+        "hang": {"hang": True},
+        "lost": {"swallow": True},
     }
-    running = start(kind, rules[fault], options=HASTY)
+    cells = [
+        start(
+            kind,
+            Rule(operations=("put_file",), name=shard, **faults[fault]),
+            options=HASTY,
+            folder=f"faulty://{tmp_path}/{rank}",
+        )
+        for rank, shard in enumerate(SHARDS[kind])
+    ]
 
-    reports = failed_alike(running)
+    for rank, running in enumerate(cells):
+        reports = failed_alike(running)
 
-    assert {report["first_rank"] for report in reports} == {rank}
+        assert {report["first_rank"] for report in reports} == {rank}
+        assert metadata(running) == set()
+        assert sent_metadata(running) == []
+        assert staged(running) == []
+
+
+def die_while_publishing(rank: str, _trainer: Any) -> None:
+    """Let a rank be killed when it sends its shard."""
+
+    def put_file(*_args: Any, **_kwargs: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.environ["RANK"] == rank:
+        vars(faulty_filesystem)["FaultyFileSystem"].put_file = put_file
+
+
+@pytest.mark.parametrize("killed", [0, 3])
+def test_a_rank_that_is_killed_while_it_publishes_is_named_by_the_others(
+    killed: int, start: Callable[..., Running]
+) -> None:
+    """Of four ranks three end with the same error, and nothing looks like a checkpoint."""
+    kind, before = "ModelParallel sharded", partial(die_while_publishing, str(killed))
+    running = start(kind, ranks=4, before=before, options=HASTY)
+
+    reports = running.wait()
+
+    others = [report for report in reports if report["rank"] != killed]
+    assert reports[killed]["code"] == -signal.SIGKILL
+    assert len({report["text"] for report in others}) == 1, running.told()
+    assert {(report["outcome"], report["first_rank"]) for report in others} == {("lost", killed)}
     assert metadata(running) == set()
-    assert not [call for call in running.plan.calls("put_file") if call["path"].endswith(METADATA)]
-    assert staged(running) == []
+    assert sent_metadata(running) == []
+
+
+def sent_metadata(running: Running) -> list[str]:
+    """Return the metadata that somebody has tried to send."""
+    calls = running.plan.calls("put_file")
+    return [call["path"] for call in calls if call["path"].endswith(METADATA)]
 
 
 METADATA = tuple(f".ckpt/{name}" for name in METADATA_NAMES)
