@@ -252,8 +252,10 @@ class Commit(Work):
         target = self.storage.place(self.url).path
         put_in_place(source, target, aside=f"{source}.replaced", token=token)
         for older in (source, f"{source}.replaced"):
-            # The older checkpoint, where the two have changed places.
+            # The older checkpoint, where the two have changed places; maybe one file.
             shutil.rmtree(older, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path(older).unlink()
 
     def _is_in_place(self) -> bool:
         # After an attempt that was given up while its rename was on the way.
