@@ -261,7 +261,7 @@ def test_a_copy_that_is_not_published_is_removed(tmp_path: Path) -> None:
     (target / "in the way").mkdir(parents=True)
     place = Storage({}, spool=lambda: str(tmp_path)).place(str(target))
 
-    with pytest.raises(OSError, match="a.ckpt"):
+    with pytest.raises(OSError, match=r"a\.ckpt"):
         trees.send(str(source), place, size_bytes=7, nonce="n", token=RecordingToken())
 
     assert [path.name for path in target.parent.iterdir()] == ["a.ckpt"]
