@@ -220,6 +220,7 @@ _PATCHED = [
     "_link_checkpoint",
     "_save_topk_checkpoint",
     "_save_last_checkpoint",
+    "broadcast",
     "_sigterm_notifier_fn",
     "_ModelCheckpoint__warn_if_dir_not_empty",
 ]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.distributed.checkpoint import filesystem
 
 from lightning_resilience.core.shards import METADATA_NAMES
@@ -190,6 +191,18 @@ def test_one_file_is_loaded_by_all_ranks_from_where_it_was_fetched(
     again = start(kind, folder=first.job.folder, steps=6, resume=f"{first.job.folder}/step=4.ckpt")
     succeeded(again)
 
+    assert states(again, "starts") == states(first, "ends")
+
+
+def test_one_rank_alone_saves_shards_as_well(start: Callable[..., Running]) -> None:
+    """Without other ranks it is told by nobody but itself, and its checkpoint is complete."""
+    first = start("DeepSpeed", ranks=1)
+    assert [report["code"] for report in first.wait()] == [0], first.told()
+    resume = f"{first.job.folder}/step=4.ckpt"
+    again = start("DeepSpeed", ranks=1, folder=first.job.folder, steps=6, resume=resume)
+    assert [report["code"] for report in again.wait()] == [0], again.told()
+
+    assert files(first, "step=4.ckpt") == {name for name in ENGINE if "rank_1" not in name}
     assert states(again, "starts") == states(first, "ends")
 
 
@@ -377,6 +390,21 @@ def test_a_directory_without_metadata_is_no_checkpoint_to_any_rank(
 
     reports = failed_alike(again)
     assert all("without the metadata of a checkpoint" in report["text"] for report in reports)
+
+
+@pytest.mark.parametrize("kind", ["ModelParallel full", "FSDP full"])
+def test_a_background_write_of_a_gathered_checkpoint_does_not_fail_in_silence(
+    kind: str, start: Callable[..., Running]
+) -> None:
+    """These strategies forget to wait for it at the end of the fit, when its error would come."""
+    denied = Rule(operations=("put_file",), name="step=4", error="denied")
+    running = start(kind, denied, options=HASTY, trainer={"plugins": [AsyncCheckpointIO()]})
+
+    writer, _other = running.wait()
+
+    assert writer["error"] == "PermissionError", running.told()
+    assert files(running) == {"step=2.ckpt"}
+    assert writer["patched"] == []
 
 
 def full_on_rank_one(_trainer: Any) -> None:
