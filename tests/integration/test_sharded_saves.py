@@ -53,6 +53,12 @@ ENGINE = {
 }
 FILES = {"ModelParallel sharded": DCP, "FSDP sharded": DCP, "DeepSpeed": ENGINE}
 """What a checkpoint is made of, where it is no single file."""
+SHARDS = {
+    "ModelParallel sharded": ("__0_0", "__1_0"),
+    "FSDP sharded": ("__0_0", "__1_0"),
+    "DeepSpeed": ("zero_pp_rank_0", "zero_pp_rank_1"),
+}
+"""Of each rank's own shard, a part of the name."""
 
 
 @pytest.fixture
@@ -159,6 +165,17 @@ def test_metadata_is_published_last(kind: str, start: Callable[..., Running]) ->
     assert all(("info", name) in calls[:sent] for name in puts[:first])
 
 
+@pytest.mark.parametrize("kind", FILES)
+def test_every_rank_publishes_what_it_has_written(kind: str, start: Callable[..., Running]) -> None:
+    """The ranks may be on different nodes, and see nothing of each other's files."""
+    running = start(kind, every=4)
+    succeeded(running)
+
+    for rank, shard in enumerate(SHARDS[kind]):
+        senders = {call["rank"] for call in running.plan.calls("put_file", name=shard)}
+        assert senders == {str(rank)}
+
+
 @pytest.mark.parametrize("kind", ["ModelParallel full", "FSDP full"])
 def test_what_is_gathered_is_one_file_under_its_url(
     kind: str, start: Callable[..., Running], tmp_path: Path
@@ -241,10 +258,6 @@ def test_a_checkpoint_takes_the_place_of_an_older_one_of_its_name(
 
 # Failures -----------------------------------------------------------------------------------------
 
-SHARDS = {
-    "ModelParallel sharded": ("__0_0", "__1_0"),
-    "DeepSpeed": ("zero_pp_rank_0", "zero_pp_rank_1"),
-}
 HASTY = {"retry": {"stall_timeout_s": 0.6, "deadline_s": 3.0}}
 
 
