@@ -26,7 +26,7 @@ from lightning_resilience.errors import ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
 from lightning_resilience.protocols.joint_fence import enlist
-from lightning_resilience.protocols.joint_reports import read_reports
+from lightning_resilience.protocols.joint_told import read_reports
 from lightning_resilience.protocols.joint_verdict import someone_left
 
 

@@ -11,7 +11,7 @@ import pytest
 from lightning_resilience.errors import JointUnavailableError
 from lightning_resilience.protocols.effects import MultiGet
 from lightning_resilience.protocols.joint import perform
-from lightning_resilience.protocols.joint_reports import read_reports
+from lightning_resilience.protocols.joint_told import read_reports
 from tests.scenes import KEYS, Dependency, joint, member, part, patience
 from tests.scripted_driver import Away, World
 
