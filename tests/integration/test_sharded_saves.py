@@ -258,7 +258,8 @@ def test_a_checkpoint_takes_the_place_of_an_older_one_of_its_name(
 
 # Failures -----------------------------------------------------------------------------------------
 
-HASTY = {"retry": {"stall_timeout_s": 0.6, "deadline_s": 3.0}}
+HASTY = {"retry": {"stall_timeout_s": 1.5, "deadline_s": 8.0}}
+"""For faults that do not end: the operation gives up, and a busy machine does not."""
 
 
 CELLS = [
@@ -286,7 +287,7 @@ def test_without_every_shard_there_is_no_metadata(
         start(
             kind,
             Rule(operations=("put_file",), name=shard, **faults[fault]),
-            options=HASTY,
+            options={} if fault == "denied" else HASTY,
             folder=f"faulty://{tmp_path}/{rank}",
         )
         for rank, shard in enumerate(SHARDS[kind])
@@ -295,7 +296,9 @@ def test_without_every_shard_there_is_no_metadata(
     for rank, running in enumerate(cells):
         reports = failed_alike(running)
 
-        assert {report["first_rank"] for report in reports} == {rank}
+        # While the circuit is open, the other rank may be kept from its own shard until the end.
+        first = {rank} if fault == "denied" else {0, 1}
+        assert {report["first_rank"] for report in reports} <= first
         assert metadata(running) == set()
         assert sent_metadata(running) == []
         assert staged(running) == []
@@ -317,7 +320,7 @@ def test_a_rank_that_is_killed_while_it_publishes_is_named_by_the_others(
 ) -> None:
     """Of four ranks three end with the same error, and nothing looks like a checkpoint."""
     kind, before = "ModelParallel sharded", partial(die_while_publishing, str(killed))
-    running = start(kind, ranks=4, before=before, options=HASTY)
+    running = start(kind, ranks=4, before=before)
 
     reports = running.wait()
 
@@ -341,7 +344,7 @@ METADATA = tuple(f".ckpt/{name}" for name in METADATA_NAMES)
 def test_what_a_failed_save_has_published_is_removed(start: Callable[..., Running]) -> None:
     """Shards without metadata are no use to anybody, and do not stay in storage."""
     denied = Rule(operations=("put_file",), name="__1_0", error="denied")
-    running = start("ModelParallel sharded", denied, options=HASTY)
+    running = start("ModelParallel sharded", denied)
     failed_alike(running)
 
     assert [call for call in running.plan.calls("put_file", name="__0_0") if not call["struck"]]
@@ -354,7 +357,7 @@ def test_metadata_that_cannot_be_published_is_the_same_failure_on_all_ranks(
 ) -> None:
     """The checkpoint is never complete, and every rank knows."""
     denied = Rule(operations=("put_file",), name=name, error="denied")
-    running = start("ModelParallel sharded", denied, options=HASTY)
+    running = start("ModelParallel sharded", denied)
 
     reports = failed_alike(running)
 
@@ -411,7 +414,7 @@ def test_a_background_write_of_a_gathered_checkpoint_does_not_fail_in_silence(
 ) -> None:
     """These strategies forget to wait for it at the end of the fit, when its error would come."""
     denied = Rule(operations=("put_file",), name="step=4", error="denied")
-    running = start(kind, denied, options=HASTY, trainer={"plugins": [AsyncCheckpointIO()]})
+    running = start(kind, denied, trainer={"plugins": [AsyncCheckpointIO()]})
 
     writer, _other = running.wait()
 

@@ -81,6 +81,7 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     if storage_options is not None:
         # Refused by the strategy, on every rank, and before anything else.
         write(checkpoint, filepath, storage_options)
+        return
     # What the strategy does as well: a name may hold a metric that is not the same on every rank.
     url = os.fspath(strategy.broadcast(filepath))
     ShardedSave(strategy, session, url, write=partial(write, checkpoint)).run()
@@ -96,6 +97,7 @@ def _save_in_full(  # noqa: PLR0917 - as above
 ) -> None:
     if storage_options is not None:
         _of_class(strategy, "save_checkpoint")(checkpoint, filepath, storage_options)
+        return
     url = os.fspath(strategy.broadcast(filepath))
     # As the strategy does: one file takes the place of older shards, but of no other directory.
     session.on_rank_zero("clear", url, partial(_make_room, session, url), kind="write")
