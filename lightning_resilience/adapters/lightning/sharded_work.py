@@ -58,9 +58,12 @@ def look(place: Place) -> Form:
 
 def _remove_in_order(storage: Storage, url: str, token: CancelToken) -> None:
     # What is half removed must not look complete.
+    token.raise_if_cancelled()
     place = storage.place(url)
     found = find_info(place.fs, place.path)
-    if found is not None and found["type"] == "directory":
+    if found is None:
+        return
+    if found["type"] == "directory":
         names = [Path(name).name for name in place.fs.ls(place.path, detail=False)]
         for name in shards.removal_order(names):
             token.raise_if_cancelled()
