@@ -99,11 +99,11 @@ def succeeded(running: Running) -> None:
     assert staged(running) == []
 
 
-def failed_alike(running: Running) -> list[dict[str, Any]]:
+def failed_alike(running: Running, *, error: str = "JointError") -> list[dict[str, Any]]:
     """Wait for the end of a job that is to fail with the same error on both ranks."""
     reports = running.wait()
     assert all(report["code"] for report in reports), running.told()
-    assert {report["error"] for report in reports} == {"JointError"}, running.told()
+    assert {report["error"] for report in reports} == {error}, running.told()
     assert len({report["text"] for report in reports}) == 1, running.told()
     assert [report["patched"] for report in reports] == [[], []]
     return reports
@@ -404,7 +404,7 @@ def test_a_directory_without_metadata_is_no_checkpoint_to_any_rank(
 
     again = start(kind, folder=first.job.folder, steps=6, resume=resume)
 
-    reports = failed_alike(again)
+    reports = failed_alike(again, error="CheckpointError")
     assert all("without the metadata of a checkpoint" in report["text"] for report in reports)
 
 

@@ -19,16 +19,18 @@ import contextlib
 import errno
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
+from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.private_filesystem import plain_url
 from lightning_resilience.adapters.staging import discard, staging_name
 from lightning_resilience.adapters.trees import PIECE_BYTES, fetch
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.resolution import Inspection, difference
 
 
 if TYPE_CHECKING:
@@ -108,6 +110,7 @@ class TorchLoad(Work):
         url: The checkpoint.
         nonce: Makes names for what is fetched.
         options: ``map_location`` and ``weights_only`` of ``torch.load``.
+        expected: What rank 0 has seen of it; None where nobody has looked.
     """
 
     def __init__(
@@ -117,9 +120,11 @@ class TorchLoad(Work):
         *,
         nonce: Callable[[], str],
         options: Mapping[str, Any],
+        expected: Inspection | None = None,
     ) -> None:
         super().__init__(storage, url)
         self._nonce = nonce
+        self._expected = expected
         self._options = dict(options)
         self._names: list[str] = []
 
@@ -134,10 +139,39 @@ class TorchLoad(Work):
         if plain_url(self.url).startswith("http"):
             return self._load_a_copy(token)
         place = self.storage.place(self.url)
-        if find_info(place.fs, place.path) is None:
+        found = find_info(place.fs, place.path)
+        if found is None and self._expected is not None:
+            self._disagree("it is not there on this rank")
+        if found is None:
             raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(self.url))
         with place.fs.open(place.path, "rb") as file:
+            if self._expected is not None:
+                self._compare(file, self._expected, size_bytes=found.get("size"), token=token)
             return _load(file, token, self._options)
+
+    def _compare(
+        self, file: Any, expected: Inspection, *, size_bytes: int | None, token: CancelToken
+    ) -> None:
+        different = difference(expected, size_bytes=size_bytes)
+        if different:
+            self._disagree(different)
+        marked = MarkedFile(file, token)
+        try:
+            digest = contents_digest(io.BufferedReader(marked)) if expected.digest else ""
+        except DAMAGED as error:
+            if marked.error is not None:
+                raise marked.error from error
+            self._disagree(f"it is damaged on this rank: {error}")
+        different = difference(expected, digest=digest)
+        if different:
+            self._disagree(different)
+        file.seek(0)
+
+    def _disagree(self, how: str) -> NoReturn:
+        # As a handle that went stale: a network filesystem may show this rank an older state, and
+        # a later attempt may see what rank 0 sees.
+        message = f"this is not the checkpoint that rank 0 has chosen: {how}"
+        raise OSError(errno.ESTALE, message, redacted(self.url))
 
     def _load_a_copy(self, token: CancelToken) -> Any:
         # A web server need not be able to seek, and Lightning fetches the whole file as well; it
