@@ -24,11 +24,13 @@ from lightning_resilience.adapters.lightning.opening import check_times, open_se
 from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.resilient_io import adopt_options
+from lightning_resilience.adapters.lightning.sharded import complete_teardown, hook_sharded
 from lightning_resilience.adapters.lightning.signals import Termination
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
 from lightning_resilience.adapters.telemetry import audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.shards import Saving
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.topology import read_topology
 
@@ -67,8 +69,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     The checkpoint to start from (``ckpt_path``, also of ``validate``, ``test`` and ``predict``) is
     searched for by rank 0 and shared.
 
-    Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
-    strategy it says so and changes nothing.
+    Covers strategies in which rank 0 writes the checkpoint (single device, DDP), and those whose
+    ranks all write: FSDP and ``ModelParallelStrategy``, in full and in shards, and DeepSpeed. With
+    another strategy it says so and changes nothing.
 
     Args:
         retry: A ``RetryPolicy``, or a mapping of its options.
@@ -177,11 +180,12 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if len(_ours(trainer)) > 1:
             message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
             raise ConfigError(message)
-        if not namespaces.writes_on_rank_zero(trainer):
+        saving = namespaces.saving_of(trainer)
+        if saving is Saving.UNKNOWN:
             _log.warning(
-                "ResilienceCallback does not cover %s, whose ranks all write checkpoints: it "
-                "changes nothing in this run. It covers strategies in which rank 0 writes (single "
-                "device, DDP).",
+                "ResilienceCallback does not cover %s, which saves or loads in a way of its own: "
+                "it changes nothing in this run. It covers single device, DDP, FSDP, ModelParallel "
+                "and DeepSpeed.",
                 type(trainer.strategy).__name__,
             )
             return
@@ -190,7 +194,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         try:
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
-            self._hook(trainer, self._session, stage)
+            self._hook(trainer, self._session, saving)
+            if stage == "fit":
+                hook_checkpoint_callbacks(trainer, self._session, self._patches)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
@@ -244,20 +250,23 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             )
         return session
 
-    def _hook(self, trainer: Any, session: Session, stage: str) -> None:
+    def _hook(self, trainer: Any, session: Session, saving: Saving) -> None:
+        strategy, patches = trainer.strategy, self._patches
+        if saving is Saving.GATHERED:
+            complete_teardown(strategy, patches)
         hook_strategy(
-            trainer.strategy,
+            strategy,
             session,
-            self._patches,
+            patches,
             at_end=self._close,
             is_failing=lambda: self._is_failing,
         )
-        if namespaces.loads_through_io(trainer):
-            hook_loads(trainer.strategy, session, self._patches)
-        if stage == "fit":
-            hook_checkpoint_callbacks(trainer, session, self._patches)
+        if saving is not Saving.RANK_ZERO:
+            hook_sharded(strategy, session, patches, saving=saving)
+        elif namespaces.loads_through_io(trainer):
+            hook_loads(strategy, session, patches)
         if session.failing is not None:
-            hook_stage(trainer, session.failing, self._patches)
+            hook_stage(trainer, session.failing, patches)
 
     def _close(self) -> None:
         session, self._session = self._session, None

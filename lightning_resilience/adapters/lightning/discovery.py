@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.loading import MarkedFile
+from lightning_resilience.adapters.lightning.sharded_work import look
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.resolution import Candidate, Found, Inspection, sort_names
+from lightning_resilience.core.shards import UNFINISHED, Form
 
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
         raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(url))
     size_bytes = item.get("size")
     if item["type"] == "directory":
-        return Inspection(path=url)
+        return Inspection(path=url, rejected="" if look(place) is Form.SHARDS else UNFINISHED)
     if size_bytes == 0:
         return Inspection(path=url, size_bytes=0, rejected="it is empty")
     token.progress()

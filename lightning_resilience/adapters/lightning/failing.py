@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters import process_groups
 from lightning_resilience.adapters.lightning.namespaces import (
+    saving_of,
     stage_runner,
-    writes_on_rank_zero,
 )
 from lightning_resilience.adapters.lightning.waking import wake
 from lightning_resilience.core.events import RankLeft
@@ -41,6 +41,7 @@ from lightning_resilience.core.incident import (
     note_of,
     why_not_saved,
 )
+from lightning_resilience.core.shards import Saving
 from lightning_resilience.errors import PeerFailedError, ResilienceError
 from lightning_resilience.protocols.incident import first_incident, publish_incident
 from lightning_resilience.runtime.alarm import Alarm
@@ -159,7 +160,7 @@ class Failing:
         hold a collective, which would wait for ranks that are not there.
         """
         on_cpu = trainer.strategy.root_device.type == "cpu"
-        is_replicated = writes_on_rank_zero(trainer)
+        is_replicated = saving_of(trainer) is Saving.RANK_ZERO
         why = why_not_saved(on_cpu=on_cpu, is_replicated=is_replicated, is_group_ended=True)
         if why:
             return why

@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from lightning_resilience.adapters.lightning.discovery import inspect, look_for, search
 from lightning_resilience.adapters.storage import Storage
-from lightning_resilience.core.resolution import best_first, last_name
+from lightning_resilience.core.resolution import Inspection, best_first, last_name
 from tests import faulty_filesystem
 from tests.faulty_filesystem import VARIABLE, FaultPlan, Rule
 from tests.tokens import RecordingToken
@@ -173,11 +173,28 @@ def test_a_look_inside_tells_what_is_damaged(data: bytes, why: str, tmp_path: Pa
     assert path.read_bytes() == data
 
 
-def test_a_directory_is_not_looked_into(tmp_path: Path) -> None:
-    """Its format is somebody else's."""
-    seen = inspect(storage(), RecordingToken(), url=str(tmp_path))
+@pytest.mark.parametrize("names", [(".metadata", "meta.pt"), ("latest",)])
+def test_a_directory_with_its_metadata_is_a_checkpoint(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Strategies whose ranks all write make such a directory, and its size is nobody's."""
+    (tmp_path / "last.ckpt").mkdir()
+    for name in names:
+        (tmp_path / "last.ckpt" / name).touch()
 
-    assert (seen.size_bytes, seen.digest, seen.rejected) == (None, "", "")
+    seen = inspect(storage(), RecordingToken(), url=f"{tmp_path}/last.ckpt")
+
+    assert seen == Inspection(path=f"{tmp_path}/last.ckpt")
+
+
+def test_a_directory_without_its_metadata_is_rejected(tmp_path: Path) -> None:
+    """An older checkpoint is better than one whose save has not ended."""
+    (tmp_path / "last.ckpt").mkdir()
+    (tmp_path / "last.ckpt" / ".metadata").touch()
+
+    seen = inspect(storage(), RecordingToken(), url=f"{tmp_path}/last.ckpt")
+
+    assert "without the metadata of a checkpoint" in seen.rejected
 
 
 def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
