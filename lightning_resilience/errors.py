@@ -13,6 +13,7 @@
     ├── JointError                         all ranks agreed that an operation failed
     │   └── JointUnavailableError          this rank could not learn what the others agreed
     ├── CheckpointError                    a checkpoint is not what was written
+    │   └── CorruptCheckpointError         what is there is not what its manifest says
     ├── CallTimeoutError (also TimeoutError)  a call was abandoned at its timeout
     ├── InvalidTransitionError             a bug of ours
     ├── DrillFailedError                   a simulated job did not keep a promise; a bug of ours
@@ -35,6 +36,7 @@ __all__ = [
     "CheckpointError",
     "CircuitOpenError",
     "ConfigError",
+    "CorruptCheckpointError",
     "CorruptRecordError",
     "DrillFailedError",
     "InvalidTransitionError",
@@ -246,6 +248,10 @@ class JointUnavailableError(JointError):
 
 class CheckpointError(ResilienceError):
     """A checkpoint in storage is not what was written."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """What is there under a checkpoint's name is not what its manifest says was saved."""
 
 
 class CallTimeoutError(ResilienceError, TimeoutError):

@@ -139,6 +139,17 @@ class FsspecObjectStore:
                 raise
         self._fs.invalidate_cache(path)
 
+    def unlink(self, path: str) -> None:
+        """Remove one file in one request. Absent is success."""
+        if self.is_local:
+            _remove_local(Path(strip_protocol(self._fs, path)))
+            return
+        try:
+            self._fs.rm_file(path)
+        except FileNotFoundError as error:
+            if not _is_absence(error):
+                raise
+
     @staticmethod
     def _local_size(path: str) -> int | None:
         # Opening makes NFS ask its server; stat alone may be answered from the attribute cache.

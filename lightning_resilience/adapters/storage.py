@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info, protocols
 from lightning_resilience.adapters.private_filesystem import (
     plain_url,
@@ -22,6 +23,7 @@ from lightning_resilience.adapters.private_filesystem import (
     renew_client,
 )
 from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
+from lightning_resilience.core.manifest import DIRECTORY, manifest_path
 from lightning_resilience.errors import CheckpointError
 
 
@@ -105,9 +107,13 @@ class Storage:
     Args:
         options: The user's options of the filesystem; merged with ours, not replaced.
         spool: Makes the node's own directory for staged files, when it is first needed.
+        run_id: Name of the run, for manifests.
     """
 
-    def __init__(self, options: Mapping[str, Any], *, spool: Callable[[], str]) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], *, spool: Callable[[], str], run_id: str = ""
+    ) -> None:
+        self.run_id = run_id
         self._options = dict(options)
         self._spool = spool
         self._clients: dict[str, AbstractFileSystem] = {}
@@ -121,7 +127,7 @@ class Storage:
         """Return clients for one call that brings options of its own; this where it has none."""
         if not options:
             return self
-        return Storage({**self._options, **options}, spool=self._spool)
+        return Storage({**self._options, **options}, spool=self._spool, run_id=self.run_id)
 
     def place(self, url: str) -> Place:
         """Return where ``url`` is now."""
@@ -180,10 +186,13 @@ class Storage:
         return ", ".join(f"{key}={found[key]}" for key in _STAMPS if found.get(key) is not None)
 
     def remove(self, url: str, token: CancelToken) -> None:
-        """Remove ``url``; absent is success."""
-        token.raise_if_cancelled()
+        """Remove ``url``, its manifest first; absent is success."""
         place = self.place(url)
+        remove_manifest(place, token)
+        token.raise_if_cancelled()
         place.store.remove(place.path)
+        if place.store.is_local:
+            _remove_if_empty(Path(manifest_path(place.path)).parent)
 
     def probe_read(self, directory: str, token: CancelToken) -> None:
         """Ask the storage about ``directory``, past every cache; any answer will do."""
@@ -196,7 +205,7 @@ class Storage:
 
 def probe_path(directory: str, nonce: str) -> str:
     """Return where below ``directory`` a write probe works."""
-    return f"{directory.rstrip('/')}/.resilience/probe/{nonce}"
+    return f"{directory.rstrip('/')}/{DIRECTORY}/probe/{nonce}"
 
 
 def probe_by_writing(place: Place, nonce: str, token: CancelToken) -> None:
@@ -225,11 +234,12 @@ def probe_by_writing(place: Place, nonce: str, token: CancelToken) -> None:
     finally:
         discard(staged_path)
         if place.store.is_local:
-            _remove_if_empty(Path(place.path).parent)
+            probes = Path(place.path).parent
+            _remove_if_empty(probes, probes.parent)
 
 
-def _remove_if_empty(probes: Path) -> None:
+def _remove_if_empty(*directories: Path) -> None:
     # Another probe may be there, or another of our files: then the directories stay.
     with contextlib.suppress(OSError):
-        probes.rmdir()
-        probes.parent.rmdir()
+        for directory in directories:
+            directory.rmdir()

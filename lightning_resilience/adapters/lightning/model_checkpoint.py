@@ -34,6 +34,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     is_model_checkpoint,
     sigterm_exception,
 )
+from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.errors import JointError, ResilienceError
 
@@ -144,6 +145,7 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     )
 
     def work(token: CancelToken) -> None:
+        remove_manifest(session.storage.place(linkpath), token)
         token.raise_if_cancelled()
         inner(alone, filepath, linkpath)
 
