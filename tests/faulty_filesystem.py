@@ -19,6 +19,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -98,6 +99,8 @@ class Rule:
         operations: Names of the operations; empty for all requests.
         name: Part of the path, empty for any.
         error: Name in ``ERRORS`` of what is raised; empty for nothing.
+        rank: Only calls of this rank are numbered and struck, by the launcher's number.
+        kill: The process that calls is killed.
         hang: The call does not come back until the folder of the plan has a file ``released``.
         swallow: The call does nothing and says nothing.
         slow_s: Time that each piece of ``put_file`` takes, in seconds; other calls once.
@@ -111,6 +114,8 @@ class Rule:
     operations: tuple[str, ...] = ()
     name: str = ""
     error: str = ""
+    rank: int | None = None
+    kill: bool = False
     hang: bool = False
     swallow: bool = False
     slow_s: float = 0.0
@@ -124,6 +129,10 @@ class Rule:
         # To make a client is no request: an outage of everything begins with the first request.
         meant = operation in self.operations or (not self.operations and operation != "connect")
         return meant and self.name in path
+
+    def numbers(self, call: dict[str, Any]) -> bool:
+        """Tell whether an earlier call is one of those that are numbered."""
+        return self.rank is None or call["rank"] == str(self.rank)
 
 
 class FaultPlan:
@@ -173,11 +182,15 @@ class FaultPlan:
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             rules = self.rules()
-            earlier = [self.calls(*rule.operations, name=rule.name) for rule in rules]
+            call: dict[str, Any] = {"operation": operation, "path": path}
+            call["rank"] = os.environ.get("RANK", "")
+            earlier = [self._numbered(rule) for rule in rules]
             now_s = time.monotonic()
             struck = None
             for number, (rule, before) in enumerate(zip(rules, earlier, strict=True)):
                 if not rule.matches(operation, path) or not self._is_ill(number, rule, now_s):
+                    continue
+                if not rule.numbers(call):
                     continue
                 if rule.apart_s and not _is_too_soon(before, path, now_s - rule.apart_s):
                     continue
@@ -185,15 +198,31 @@ class FaultPlan:
                     struck = rule
                     self._begin(number, now_s)
                     break
-            call: dict[str, Any] = {"operation": operation, "path": path}
-            call |= {
-                "rank": os.environ.get("RANK", ""),
-                "at_s": now_s,
-                "struck": struck is not None,
-            }
+            call |= {"at_s": now_s, "struck": struck is not None}
             with (self.folder / "calls.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(call) + "\n")
         return struck
+
+    def _numbered(self, rule: Rule) -> list[dict[str, Any]]:
+        calls = self.calls(*rule.operations, name=rule.name)
+        return [call for call in calls if rule.numbers(call)]
+
+    def suffer(self, operation: str, path: str) -> Rule | None:
+        """Note a call and let it be struck; return the rule that has struck it, if it goes on."""
+        rule = self.strike(operation, path)
+        if rule is None:
+            return None
+        if rule.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while rule.hang and not self.is_released:
+            time.sleep(0.02)
+        if rule.slow_s and operation != "put_file":
+            time.sleep(rule.slow_s)
+        if rule.error:
+            make = ERRORS[rule.error]
+            error = make()
+            raise error
+        return rule
 
     def rules(self) -> list[Rule]:
         """Return the rules."""
@@ -263,18 +292,7 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
         if name.endswith(".json") and "/.resilience/" in name:
             # Not the checkpoint's own: whoever counts or strikes those does not mean these.
             operation = f"manifest_{operation}"
-        rule = self.plan.strike(operation, name)
-        if rule is None:
-            return None
-        while rule.hang and not self.plan.is_released:
-            time.sleep(0.02)
-        if rule.slow_s and operation != "put_file":
-            time.sleep(rule.slow_s)
-        if rule.error:
-            make = ERRORS[rule.error]
-            error = make()
-            raise error
-        return rule
+        return self.plan.suffer(operation, name)
 
     def put_file(self, path1: Any, path2: Any, callback: Any = None, **kwargs: Any) -> None:
         """Send a file in pieces; it appears with the last of them."""
