@@ -11,6 +11,9 @@ The plan lies in a folder that the environment variable ``FAULTY_FILESYSTEM`` na
 plan holds for all ranks and for the test that watches them: ``rules.json`` says what fails, and
 ``calls.jsonl`` has one line for each call. An outage begins with the first call that it strikes and
 is timed by the monotonic clock, which all processes of a host share.
+
+Where a rule is about ``land``, the instant at which a file that was sent appears is a call of its
+own. What is asked about a manifest has a name of its own, such as ``manifest_put_file``.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -309,8 +313,11 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
         if rule is not None and rule.swallow:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        # Two of one process may be under way at once: one of them was abandoned.
+        part = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")
         part.write_bytes(data)
+        if any("land" in each.operations for each in self.plan.rules()):
+            self._strike("land", path2)
         part.replace(target)
 
     def info(self, path: Any, **kwargs: Any) -> Any:

@@ -215,7 +215,7 @@ def open_session(job: ShardJob, rank: int) -> Session:
         member=member,
         policy=Policy(retry=RETRY, breaker=build(BreakerConfig, BREAKER), classify=classify),
         driver=driver,
-        storage=Storage({}, spool=spool, run_id=job.run_id),
+        storage=Storage({}, spool=spool, run_id=job.run_id, stall_timeout_s=STALL_S),
     )
 
 

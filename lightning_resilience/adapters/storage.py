@@ -23,7 +23,9 @@ from lightning_resilience.adapters.private_filesystem import (
     renew_client,
 )
 from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
+from lightning_resilience.core.landings import patience_s
 from lightning_resilience.core.manifest import DIRECTORY, manifest_path
+from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import CheckpointError
 
 
@@ -45,6 +47,8 @@ __all__ = [
     "probe_path",
 ]
 
+# The default of the option, for who has no policy.
+_STALL_TIMEOUT_S = RetryPolicy().stall_timeout_s
 # What filesystems call the things that a new version of a file does not share with the old one.
 _STAMPS = (
     *("ETag", "etag", "md5", "md5Hash", "content_md5", "generation", "VersionId", "version_id"),
@@ -108,12 +112,19 @@ class Storage:
         options: The user's options of the filesystem; merged with ours, not replaced.
         spool: Makes the node's own directory for staged files, when it is first needed.
         run_id: Name of the run, for manifests.
+        stall_timeout_s: When an attempt that shows no progress is abandoned, in seconds.
     """
 
     def __init__(
-        self, options: Mapping[str, Any], *, spool: Callable[[], str], run_id: str = ""
+        self,
+        options: Mapping[str, Any],
+        *,
+        spool: Callable[[], str],
+        run_id: str = "",
+        stall_timeout_s: float = _STALL_TIMEOUT_S,
     ) -> None:
         self.run_id = run_id
+        self._stall_timeout_s = stall_timeout_s
         self._options = dict(options)
         self._spool = spool
         self._clients: dict[str, AbstractFileSystem] = {}
@@ -127,7 +138,12 @@ class Storage:
         """Return clients for one call that brings options of its own; this where it has none."""
         if not options:
             return self
-        return Storage({**self._options, **options}, spool=self._spool, run_id=self.run_id)
+        return Storage(
+            {**self._options, **options},
+            spool=self._spool,
+            run_id=self.run_id,
+            stall_timeout_s=self._stall_timeout_s,
+        )
 
     def place(self, url: str) -> Place:
         """Return where ``url`` is now."""
@@ -138,7 +154,9 @@ class Storage:
             self._clients[root] = fs
         path = str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec has no public name for it
         spool = "" if "file" in protocols(fs) else self.spool_directory
-        store = FsspecObjectStore(fs, spool_directory=spool)
+        store = FsspecObjectStore(
+            fs, spool_directory=spool, patience_s=patience_s(self._stall_timeout_s)
+        )
         return Place(store=store, fs=fs, path=path)
 
     def rebuild(self, url: str) -> None:

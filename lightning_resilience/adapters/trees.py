@@ -39,6 +39,7 @@ from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.adapters.object_store import FsspecObjectStore
     from lightning_resilience.adapters.storage import Place
     from lightning_resilience.core.manifest import Contents
     from lightning_resilience.ports import CancelToken
@@ -159,7 +160,7 @@ class Publication:
             OSError: What the filesystem or the storage raised.
         """
         if place.store.is_local:
-            self._rename(Path(place.path), token)
+            self._rename(place.store, Path(place.path), token)
         for name in self.tree.contents:
             if name not in self._published:
                 self._publish(name, place, token)
@@ -185,16 +186,17 @@ class Publication:
             place.store.remove(place.path)
             self._is_cleared = True
 
-    def _rename(self, target: Path, token: CancelToken) -> None:
+    def _rename(self, store: FsspecObjectStore, target: Path, token: CancelToken) -> None:
         source = Path(self.tree.path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        token.raise_if_cancelled()
-        try:
-            source.replace(target)
-        except OSError as error:
-            if error.errno not in _OCCUPIED:
-                raise
-            _change_places(source, target, Path(self.aside))
+        with store.landing(str(target), token) as landing:
+            landing.send()
+            try:
+                source.replace(target)
+            except OSError as error:
+                if error.errno not in _OCCUPIED:
+                    raise
+                _change_places(source, target, Path(self.aside))
         fsync_directory(target.parent)
         token.progress()
 

@@ -237,8 +237,10 @@ class WholeSave(Work):
         """
         token.raise_if_cancelled()
         before = self.storage.stamp(self.url, token)
+        place = self.storage.place(self.url)
         # What will be there is not known, so it has none.
-        remove_manifest(self.storage.place(self.url), token)
+        remove_manifest(place, token)
+        token.raise_if_cancelled()
         self._write()
         after = self.storage.stamp(self.url, token)
         if after is None:

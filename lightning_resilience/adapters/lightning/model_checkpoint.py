@@ -145,9 +145,11 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     )
 
     def work(token: CancelToken) -> None:
-        remove_manifest(session.storage.place(linkpath), token)
-        token.raise_if_cancelled()
-        inner(alone, filepath, linkpath)
+        place = session.storage.place(linkpath)
+        remove_manifest(place, token)
+        with place.store.landing(place.path, token) as landing:
+            landing.send()
+            inner(alone, filepath, linkpath)
 
     session.on_rank_zero("link", linkpath, work, kind="write")
 
