@@ -80,6 +80,8 @@ class Job:
         before: Called in each rank with the Trainer before it fits, for what a job cannot say.
         home: Name of the Lightning distribution.
         resume: The checkpoint to start from, if any.
+        strategy: Makes the strategy; None for DDP, or for a single device.
+        model: Makes the model; None for the small one of these tests.
     """
 
     folder: str
@@ -93,6 +95,8 @@ class Job:
     before: Callable[[Any], None] | None = None
     home: str = "lightning.pytorch"
     resume: str | None = None
+    strategy: Callable[[Job], Any] | None = None
+    model: Callable[[], Any] | None = None
 
     @property
     def expected(self) -> list[str]:
@@ -176,7 +180,9 @@ def make_trainer(job: Job) -> Any:
     if job.options is not None:
         callbacks.append(make_callback(job.options))
     strategy: Any = "auto"
-    if job.ranks > 1:
+    if job.strategy is not None:
+        strategy = job.strategy(job)
+    elif job.ranks > 1:
         kind = import_module(f"{job.home}.strategies").DDPStrategy
         timeout = timedelta(seconds=job.group_timeout_s)
         strategy = kind(timeout=timeout, process_group_backend="gloo")
@@ -214,6 +220,7 @@ _PATCHED = [
     "_link_checkpoint",
     "_save_topk_checkpoint",
     "_save_last_checkpoint",
+    "broadcast",
     "_sigterm_notifier_fn",
     "_ModelCheckpoint__warn_if_dir_not_empty",
 ]
@@ -265,7 +272,8 @@ def run_rank(job: Job, report: str) -> None:
     if job.before is not None:
         job.before(trainer)
     try:
-        trainer.fit(make_model(job.home), make_data(), ckpt_path=job.resume)
+        model = make_model(job.home) if job.model is None else job.model()
+        trainer.fit(model, make_data(), ckpt_path=job.resume)
     except BaseException as error:
         found |= _told(error)
         raise

@@ -28,18 +28,20 @@ import ctypes
 import errno
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from lightning_resilience.adapters.object_store import find_info, fsync_directory
+from lightning_resilience.adapters.staging import discard, stage
 from lightning_resilience.core.manifest import digest_of
 from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.adapters.object_store import FsspecObjectStore
+    from lightning_resilience.adapters.staging import StagedWriter
     from lightning_resilience.adapters.storage import Place
     from lightning_resilience.core.manifest import Contents
     from lightning_resilience.ports import CancelToken
@@ -53,6 +55,8 @@ __all__ = [
     "fetch",
     "files_below",
     "measure",
+    "put_in_place",
+    "send",
 ]
 
 PIECE_BYTES: Final = 8 * 2**20
@@ -160,7 +164,7 @@ class Publication:
             OSError: What the filesystem or the storage raised.
         """
         if place.store.is_local:
-            self._rename(place.store, Path(place.path), token)
+            put_in_place(self.tree.path, place, aside=self.aside, token=token)
         for name in self.tree.contents:
             if name not in self._published:
                 self._publish(name, place, token)
@@ -173,11 +177,7 @@ class Publication:
             self._clear(name, place, token)
             source = str(Path(self.tree.path, name)) if name else self.tree.path
             place.store.publish(source, path, token)
-        found, (written, _) = place.store.size(path), self.tree.contents[name]
-        if found != written:
-            there = "nothing is there" if found is None else f"{found} bytes are there"
-            message = f"{written} bytes were written to {path}, but {there}"
-            raise CheckpointError(message)
+        _verify(place, path, self.tree.contents[name][0])
 
     def _clear(self, name: str, place: Place, token: CancelToken) -> None:
         # A file replaces a file at once. A directory must not become a mixture of two.
@@ -186,19 +186,74 @@ class Publication:
             place.store.remove(place.path)
             self._is_cleared = True
 
-    def _rename(self, store: FsspecObjectStore, target: Path, token: CancelToken) -> None:
-        source = Path(self.tree.path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with store.landing(str(target), token) as landing:
-            landing.send()
-            try:
-                source.replace(target)
-            except OSError as error:
-                if error.errno not in _OCCUPIED:
-                    raise
-                _change_places(source, target, Path(self.aside))
-        fsync_directory(target.parent)
-        token.progress()
+
+def put_in_place(source: str, place: Place, *, aside: str, token: CancelToken) -> None:
+    """Give a complete file or directory its final name on a local filesystem.
+
+    Args:
+        source: Where it is now, on the same filesystem. What was at ``place`` before is there
+            afterwards, or under ``aside``.
+        place: Its final name.
+        aside: A name on the same filesystem for what has to make room.
+        token: Told of progress, and asked whether the caller has given up.
+
+    Raises:
+        OSError: What the filesystem raised.
+    """
+    target = Path(place.path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with place.store.landing(place.path, token) as landing:
+        landing.send()
+        try:
+            Path(source).replace(target)
+        except OSError as error:
+            if error.errno not in _OCCUPIED:
+                raise
+            _change_places(Path(source), target, Path(aside))
+    fsync_directory(target.parent)
+    token.progress()
+
+
+def send(source: str, place: Place, *, size_bytes: int, nonce: str, token: CancelToken) -> None:
+    """Copy a complete file to storage under its final name, whole or not at all, and verify it.
+
+    Args:
+        source: A file on this node; it stays.
+        place: Where it goes.
+        size_bytes: Its length.
+        nonce: Names the copy beside a local target.
+        token: Told of progress, and asked whether the caller has given up.
+
+    Raises:
+        CheckpointError: The storage reports another size than was written, or nothing.
+        OSError: What the filesystem or the storage raised.
+    """
+    staged = source
+    if place.store.is_local:
+        # The node's own disk may be another filesystem, from which nothing can be renamed.
+        staged = place.store.staging_path(place.path, nonce)
+        stage(partial(_copy, source), staged, token)
+    try:
+        place.store.publish(staged, place.path, token)
+    except BaseException:
+        if place.store.is_local:
+            discard(staged)
+        raise
+    _verify(place, place.path, size_bytes)
+
+
+def _copy(source: str, file: StagedWriter) -> None:
+    with Path(source).open("rb") as original:
+        while piece := original.read(PIECE_BYTES):
+            file.write(piece)
+
+
+def _verify(place: Place, path: str, written: int) -> None:
+    found = place.store.size(path)
+    if found != written:
+        there = "nothing is there" if found is None else f"{found} bytes are there"
+        message = f"{written} bytes were written to {path}, but {there}"
+        raise CheckpointError(message)
 
 
 def _change_places(source: Path, target: Path, aside: Path) -> None:

@@ -22,11 +22,13 @@ from lightning_resilience.adapters.lightning.opening import check_times, open_se
 from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.resilient_io import adopt_options
+from lightning_resilience.adapters.lightning.sharded import complete_teardown, hook_sharded
 from lightning_resilience.adapters.lightning.signals import Termination
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
 from lightning_resilience.adapters.telemetry import audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.shards import Saving
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.topology import read_topology
 
@@ -62,8 +64,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     store instead of in a collective, so an outage may last longer than the process group's timeout.
     A checkpoint is believed only once storage reports its size.
 
-    Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
-    strategy it says so and changes nothing.
+    Covers strategies in which rank 0 writes the checkpoint (single device, DDP), and those whose
+    ranks all write: FSDP and ``ModelParallelStrategy``, in full and in shards, and DeepSpeed. With
+    another strategy it says so and changes nothing.
 
     Args:
         retry: A ``RetryPolicy``, or a mapping of its options.
@@ -169,11 +172,12 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if sum(isinstance(callback, ResilienceCallback) for callback in trainer.callbacks) > 1:
             message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
             raise ConfigError(message)
-        if not namespaces.writes_on_rank_zero(trainer):
+        saving = namespaces.saving_of(trainer)
+        if saving is Saving.UNKNOWN:
             _log.warning(
-                "ResilienceCallback does not cover %s, whose ranks all write checkpoints: it "
-                "changes nothing in this run. It covers strategies in which rank 0 writes (single "
-                "device, DDP).",
+                "ResilienceCallback does not cover %s, which saves or loads in a way of its own: "
+                "it changes nothing in this run. It covers single device, DDP, FSDP, ModelParallel "
+                "and DeepSpeed.",
                 type(trainer.strategy).__name__,
             )
             return
@@ -182,16 +186,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         try:
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
-            hook_strategy(
-                trainer.strategy,
-                self._session,
-                self._patches,
-                at_end=self._close,
-                is_failing=lambda: self._is_failing,
-            )
-            if namespaces.loads_through_io(trainer):
-                hook_loads(trainer.strategy, self._session, self._patches)
-            hook_checkpoint_callbacks(trainer, self._session, self._patches)
+            self._hook(trainer, self._session, saving)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
@@ -229,6 +224,23 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         return open_session(
             trainer, environment, options, joint=self._joint, termination=self._termination
         )
+
+    def _hook(self, trainer: Any, session: Session, saving: Saving) -> None:
+        strategy, patches = trainer.strategy, self._patches
+        if saving is Saving.GATHERED:
+            complete_teardown(strategy, patches)
+        hook_strategy(
+            strategy,
+            session,
+            patches,
+            at_end=self._close,
+            is_failing=lambda: self._is_failing,
+        )
+        if saving is not Saving.RANK_ZERO:
+            hook_sharded(strategy, session, patches, saving=saving)
+        elif namespaces.loads_through_io(trainer):
+            hook_loads(strategy, session, patches)
+        hook_checkpoint_callbacks(trainer, session, patches)
 
     def _close(self) -> None:
         session, self._session = self._session, None

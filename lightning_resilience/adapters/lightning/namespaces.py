@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lightning_resilience.core.shards import Saving
+
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 
 __all__ = [
@@ -37,10 +39,10 @@ __all__ = [
     "is_wrapping_io",
     "loads_through_io",
     "process_group_timeout_s",
+    "saving_of",
     "sigterm_exception",
     "sigterm_notifier",
     "stock_io",
-    "writes_on_rank_zero",
 ]
 
 _DISTRIBUTIONS: Final = {
@@ -48,6 +50,12 @@ _DISTRIBUTIONS: Final = {
     "pytorch_lightning": "lightning_fabric",
 }
 _DEFAULT_TIMEOUT_S: Final = 1800.0
+
+_SHARDING: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "FSDPStrategy": lambda strategy: strategy._state_dict_type == "sharded",
+    "ModelParallelStrategy": lambda strategy: bool(strategy._save_distributed_checkpoint),
+    "DeepSpeedStrategy": lambda _strategy: True,
+}
 
 BOOKKEEPING: Final = (
     "best_k_models",
@@ -164,12 +172,30 @@ def checkpoint_callbacks(trainer: Any) -> Iterable[Any]:
     return [callback for callback in trainer.callbacks if _is_named(callback, "Checkpoint")]
 
 
-def writes_on_rank_zero(trainer: Any) -> bool:
-    """Tell whether rank 0 alone writes checkpoints, through the ``CheckpointIO``.
+def saving_of(trainer: Any) -> Saving:
+    """Tell how the Trainer's strategy writes checkpoints, by whose methods it has.
 
-    That is what the base strategy does. A strategy that shards overrides it.
+    The base's do what they are called: rank 0 writes, through the ``CheckpointIO``. A strategy that
+    shards overrides them; of those that are known, a class derived from one is known as long as it
+    leaves them alone.
     """
-    return _has_base_methods(trainer, "save_checkpoint", "remove_checkpoint")
+    if _has_base_methods(trainer, "save_checkpoint", "remove_checkpoint"):
+        return Saving.RANK_ZERO
+    if not _has_base_methods(trainer, "remove_checkpoint"):
+        return Saving.UNKNOWN
+    for name, is_sharded in _SHARDING.items():
+        owner = getattr(import_module(f"{_home_of(trainer)}.strategies"), name, None)
+        if owner is not None and _has_methods_of(owner, trainer.strategy):
+            return Saving.SHARDED if is_sharded(trainer.strategy) else Saving.GATHERED
+    return Saving.UNKNOWN
+
+
+def _has_methods_of(owner: type, strategy: object) -> bool:
+    kind = type(strategy)
+    return all(
+        getattr(kind, name) is getattr(owner, name)
+        for name in ("save_checkpoint", "load_checkpoint")
+    )
 
 
 def loads_through_io(trainer: Any) -> bool:

@@ -26,6 +26,7 @@ from lightning_resilience.errors import ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
 from lightning_resilience.protocols.joint_fence import enlist
+from lightning_resilience.protocols.joint_told import read_reports
 from lightning_resilience.protocols.joint_verdict import someone_left
 
 
@@ -112,6 +113,48 @@ class Session:
         """
         result = self._joint(op, url, work, by_all=by_all, is_guarded=False)
         return None if result.value is None else result.value.value
+
+    def by_all(
+        self, op: str, url: str, work: Work, *, kind: str = "write", is_guarded: bool = True
+    ) -> Any:
+        """Do a part of the same operation on every rank.
+
+        Args:
+            op: Name of the operation.
+            url: What it is about.
+            work: This rank's part; its result is told as text, see ``told``.
+            kind: ``read`` or ``write``.
+            is_guarded: Whether it asks storage.
+
+        Returns:
+            What this rank's ``work`` has returned.
+
+        Raises:
+            JointError: The same on every rank.
+        """
+        result = self._joint(op, url, work, kind=kind, by_all=True, is_guarded=is_guarded)
+        return result.value.value
+
+    def told(self, op: str) -> tuple[str, ...]:
+        """Return what every rank has told in the last operation, by rank; one rank calls this.
+
+        Args:
+            op: Name of that operation.
+
+        Raises:
+            JointUnavailableError: This rank could not reach the shared store for too long.
+        """
+        reports = self.driver.run(read_reports(self.member, op, seq=self._seq))
+        return tuple(report.detail for report in reports)
+
+    def remove_later(self, work: Work) -> None:
+        """Remove what is no checkpoint with the next joint operation; rank 0's request counts."""
+        if self.member.rank == 0:
+            self._removals.append(work)
+
+    def keep(self, url: str) -> None:
+        """Do not remove ``url`` any more: it is about to be written again."""
+        self._removals[:] = [work for work in self._removals if work.url != url]
 
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
