@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "METADATA_NAMES",
+    "UNFINISHED",
     "Form",
     "Saving",
     "ShardRecord",
@@ -49,6 +50,12 @@ __all__ = [
 
 METADATA_NAMES: Final = (".metadata", "latest", "meta.pt")
 """Files that make a directory a checkpoint, in the order in which they are published."""
+
+UNFINISHED: Final = (
+    "it is a directory without the metadata of a checkpoint (looked for "
+    f"{', '.join(METADATA_NAMES)}): its save has not ended, or it was removed in part"
+)
+"""Why a directory cannot be loaded."""
 
 _COMPLETE: Final = (frozenset({".metadata", "meta.pt"}), frozenset({"latest"}))
 _LISTED: Final = 3

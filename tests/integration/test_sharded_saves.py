@@ -99,11 +99,11 @@ def succeeded(running: Running) -> None:
     assert staged(running) == []
 
 
-def failed_alike(running: Running) -> list[dict[str, Any]]:
+def failed_alike(running: Running, *, error: str = "JointError") -> list[dict[str, Any]]:
     """Wait for the end of a job that is to fail with the same error on both ranks."""
     reports = running.wait()
     assert all(report["code"] for report in reports), running.told()
-    assert {report["error"] for report in reports} == {"JointError"}, running.told()
+    assert {report["error"] for report in reports} == {error}, running.told()
     assert len({report["text"] for report in reports}) == 1, running.told()
     assert [report["patched"] for report in reports] == [[], []]
     return reports
@@ -407,7 +407,7 @@ def test_a_directory_without_metadata_is_no_checkpoint_to_any_rank(
 
     again = start(kind, folder=first.job.folder, steps=6, resume=resume)
 
-    reports = failed_alike(again)
+    reports = failed_alike(again, error="CheckpointError")
     assert all("without the metadata of a checkpoint" in report["text"] for report in reports)
 
 
@@ -448,3 +448,38 @@ def test_a_rank_that_cannot_write_on_its_node_fails_all_before_storage_is_asked(
     assert {report["outcome"] for report in reports} == {"capacity"}
     assert running.plan.calls("put_file", "rm") == []
     assert staged(running) == []
+
+
+def unreadable_on_rank_one(_trainer: Any) -> None:
+    """Let rank 1 alone fail at the last file that the strategy reads."""
+    if os.environ["RANK"] == "0":
+        return
+    load = torch.load
+
+    def load_but(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if str(path).endswith("meta.pt"):
+            message = "the archive is damaged"
+            raise RuntimeError(message)
+        return load(path, *args, **kwargs)
+
+    vars(torch)["load"] = load_but
+
+
+def test_no_rank_trains_on_with_what_another_could_not_load(
+    start: Callable[..., Running],
+) -> None:
+    """The strategy's own load has no collective at its end, so only we can tell the others."""
+    kind = "ModelParallel sharded"
+    first = start(kind)
+    succeeded(first)
+    resume = f"{first.job.folder}/step=4.ckpt"
+
+    again = start(
+        kind, folder=first.job.folder, steps=6, resume=resume, before=unreadable_on_rank_one
+    )
+
+    reports = failed_alike(again)
+    assert {report["first_rank"] for report in reports} == {1}
+    assert all("the archive is damaged" in report["text"] for report in reports)
+    assert states(again, "starts") == []
+    assert staged(again) == []

@@ -17,6 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.deferral import defer
+from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
 from lightning_resilience.adapters.lightning.opening import check_times, open_session
 from lightning_resilience.adapters.lightning.options import check_options
@@ -63,6 +65,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     (rank 0; all of them at a load) wait behind a circuit breaker, and the others wait on the shared
     store instead of in a collective, so an outage may last longer than the process group's timeout.
     A checkpoint is believed only once storage reports its size.
+
+    The checkpoint to start from (``ckpt_path``, also of ``validate``, ``test`` and ``predict``) is
+    searched for by rank 0 and shared.
 
     Covers strategies in which rank 0 writes the checkpoint (single device, DDP), and those whose
     ranks all write: FSDP and ``ModelParallelStrategy``, in full and in shards, and DeepSpeed. With
@@ -140,9 +145,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             budget=self._options.budget,
         )
         self._forget()
+        defer(_callback_of)
 
     def _forget(self) -> None:
         self._session: Session | None = None
+        self._asked: Any = None
         self._patches = Patches()
         self._termination: Termination | None = None
         self._is_failing = False
@@ -151,13 +158,14 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one running fit of one process."""
-        running = ("_session", "_patches", "_termination", "_audible")
+        running = ("_session", "_asked", "_patches", "_termination", "_audible")
         return {name: value for name, value in vars(self).items() if name not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the options, with nothing running."""
         self._forget()
         self.__dict__.update(state)
+        defer(_callback_of)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -165,11 +173,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         """Check what needs the Trainer, open the shared store, and hook its checkpoints."""
         del pl_module
         environment = read_environment()
-        if stage != "fit" or not environment.enabled:
+        if not environment.enabled:
             return
         # What is not allowed is told now, not in a joint operation in which other ranks wait.
         read_topology()
-        if sum(isinstance(callback, ResilienceCallback) for callback in trainer.callbacks) > 1:
+        if len(_ours(trainer)) > 1:
             message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
             raise ConfigError(message)
         saving = namespaces.saving_of(trainer)
@@ -187,15 +195,22 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
             self._hook(trainer, self._session, saving)
+            if stage == "fit":
+                hook_checkpoint_callbacks(trainer, self._session, self._patches)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
             raise
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let the checkpoints that others save on an exception have their waits."""
-        del trainer, pl_module, exception
+        """Tell the other ranks, and let checkpoints that are saved on it have their waits."""
+        del trainer, pl_module
         self._is_failing = True
+        failing = None if self._session is None else self._session.failing
+        if failing is None:
+            tell_of_ended_group(exception)
+        else:
+            failing.leave(exception)
         if self._termination is not None:
             self._termination.acknowledge()
 
@@ -221,9 +236,19 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         check_times(trainer, options, self._joint)
         self._is_failing = False
         self._termination = Termination(trainer, self._patches)
-        return open_session(
-            trainer, environment, options, joint=self._joint, termination=self._termination
+        session = open_session(
+            trainer,
+            environment,
+            options,
+            joint=self._joint,
+            termination=self._termination,
+            asked=self._asked,
         )
+        if session.member.world_size > 1:
+            session.failing = Failing(
+                session.member, driver=session.driver, step=lambda: trainer.global_step
+            )
+        return session
 
     def _hook(self, trainer: Any, session: Session, saving: Saving) -> None:
         strategy, patches = trainer.strategy, self._patches
@@ -240,7 +265,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             hook_sharded(strategy, session, patches, saving=saving)
         elif namespaces.loads_through_io(trainer):
             hook_loads(strategy, session, patches)
-        hook_checkpoint_callbacks(trainer, session, patches)
+        if session.failing is not None:
+            hook_stage(trainer, session.failing, patches)
 
     def _close(self) -> None:
         session, self._session = self._session, None
@@ -254,6 +280,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def _end(self, session: Session) -> None:
         try:
+            if session.failing is not None:
+                session.failing.close()
             self._reports = session.reports(hurry=True)
         finally:
             session.close()
@@ -264,6 +292,15 @@ _OPTIONS: Final = tuple(
     for name, parameter in inspect.signature(ResilienceCallback.__init__).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 )
+
+
+def _ours(trainer: Any) -> list[ResilienceCallback]:
+    return [each for each in trainer.callbacks if isinstance(each, ResilienceCallback)]
+
+
+def _callback_of(trainer: Any) -> ResilienceCallback | None:
+    ours = _ours(trainer)
+    return ours[0] if ours and read_environment().enabled else None
 
 
 def _with_words(

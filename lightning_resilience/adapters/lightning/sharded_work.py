@@ -287,11 +287,7 @@ class Look(Work):
         if form is Form.ABSENT:
             raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(self.url))
         if form is Form.OTHER:
-            message = (
-                f"there is a directory without the metadata of a checkpoint (looked for "
-                f"{', '.join(shards.METADATA_NAMES)}): its save has not ended, or it was removed "
-                "in part. Choose another checkpoint"
-            )
+            message = f"{shards.UNFINISHED}. Choose another checkpoint"
             raise FileNotFoundError(errno.ENOENT, message, redacted(self.url))
         return str(form.value)
 
