@@ -271,7 +271,14 @@ class News:
         self.write(rank, BUDGET, encode(changed))
 
     def verdict(self, rank: int, number: int, **fields: Any) -> FinalRecord:
-        """Let a rank write a verdict."""
+        """Let a rank write a verdict, and lay out the ballot before where there is nothing."""
+        if KEYS.joint("final", number) not in self.world.store.cells.values:
+            self.final(rank, number, is_open=True, is_draft=True)
+            self.final(rank, number, is_open=True)
+        return self.final(rank, number, **fields)
+
+    def final(self, rank: int, number: int, **fields: Any) -> FinalRecord:
+        """Let a rank write a draft, a ballot or a verdict over whatever there is."""
         writer = self.ranks[rank].dice.nonce()
         final = FinalRecord(**{"op": "save", "workers": (0,), "writer": writer, **fields})
         self.write(rank, KEYS.joint("final", number), encode(final))

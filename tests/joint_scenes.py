@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.circuit import begin
 from lightning_resilience.protocols.effects import Sleep
 from lightning_resilience.protocols.joint import JointResult, Member, perform
+from lightning_resilience.protocols.joint_fence import enlist
 from tests.scenes import Dependency, circuit, guarded, joint, member, part, patience
 
 
@@ -34,6 +37,8 @@ def saving(
     mine = circuit("host")
     waiting = patience(dependency)
     yield from begin(mine, new_incarnation=True)
+    with suppress(StoreUnavailableError):
+        who = yield from enlist(who)
     yield Sleep(trains_s)
 
     def work() -> Protocol[Any]:

@@ -215,13 +215,15 @@ _PATCHED = [
     "_save_topk_checkpoint",
     "_save_last_checkpoint",
     "_sigterm_notifier_fn",
+    "_run_stage",
+    "barrier",
     "_ModelCheckpoint__warn_if_dir_not_empty",
 ]
 
 
 def patched(trainer: Any) -> list[str]:
     """Return which methods are replaced on the Trainer's parts now."""
-    owners = (trainer.strategy, trainer._signal_connector, *trainer.callbacks)
+    owners = (trainer, trainer.strategy, trainer._signal_connector, *trainer.callbacks)
     return [
         f"{type(owner).__name__}.{name}"
         for owner in owners
@@ -271,6 +273,7 @@ def run_rank(job: Job, report: str) -> None:
         raise
     finally:
         found |= {"ended_at_s": time.monotonic(), "step": trainer.global_step}
+        found |= {"resumed": trainer.ckpt_path}
         found |= _books(find(trainer, "ModelCheckpoint"))
         found |= _left_behind(trainer, before)
         Path(report).write_text(json.dumps(found), encoding="utf-8")

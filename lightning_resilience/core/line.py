@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOOKS_PER_LEASE",
     "Queue",
+    "at_the_bell",
     "count_look",
     "first_look_s",
     "look_on",
@@ -50,8 +51,11 @@ _FIRST_PACE_S: Final = 0.05
 # Share of a call's time between two looks of one who stands before the slots.
 _SHARE: Final = 1.2
 # A line that is measured moves by those who come in it: without a bound it would keep whatever pace
-# it once had.
+# it once had. Where nearly all slots are held at a look, it is rather the slots that are slow, some
+# by a claim whose answer was lost.
 _SLOWEST: Final = 1.15
+_SLOWEST_IF_FULL: Final = 1.3
+_FREE_IF_FULL: Final = 1 / 16
 # Who has waited tries from this many times the slots on: a few at the door keep them busy, and all
 # at once would overtake those whose turn it is.
 _AT_THE_DOOR: Final = 1.5
@@ -91,6 +95,7 @@ class Queue:
         limit: How many are let in at once now, ≥ 1.
         slots: How many are let in at once when all is well, ≥ 1.
         is_free: Whether a slot was to be had at the last look: free, or held by one that is silent.
+        is_full: Whether nearly all slots were held then.
         pace_s: How long a call takes, in seconds; None where no call has told.
         turn: How far the line had come when this waiter first looked, or when it last stood still.
         since_s: When that was, on the waiter's clock.
@@ -104,6 +109,7 @@ class Queue:
     limit: int
     slots: int
     is_free: bool
+    is_full: bool = False
     pace_s: float | None
     turn: int
     since_s: float
@@ -111,6 +117,41 @@ class Queue:
     moved_at_s: float
     per_ticket_s: float | None = None
     looks: int = 0
+
+
+def at_the_bell(
+    slots: int,
+    *,
+    ticket: int | None,
+    place: int | None,
+    turn: int,
+    limit: int,
+    pace_s: float | None,
+    now_s: float,
+) -> Queue:
+    """Return what one knows who was woken with all others, and has not looked since.
+
+    Args:
+        slots: How many are let in at once when all is well.
+        ticket: Its ticket, or None where it has none.
+        place: Its place among those who were let in and have failed, from 1; they come before all
+            who hold a ticket. None where it has none.
+        turn: How far the line had come before.
+        limit: How many are let in at once at the beginning.
+        pace_s: How long a call took before, in seconds, or None.
+        now_s: Now, on its clock.
+    """
+    return Queue(
+        ahead=(place or 1) - 1 if ticket is None else distance(ticket, turn),
+        limit=limit,
+        slots=slots,
+        is_free=True,
+        pace_s=pace_s,
+        turn=turn,
+        since_s=now_s,
+        reached=turn,
+        moved_at_s=now_s,
+    )
 
 
 def look_on(
@@ -138,6 +179,7 @@ def look_on(
         limit=max(1, limit),
         slots=len(slots),
         is_free=is_free,
+        is_full=_are_full(slots),
         pace_s=pace_s(slots),
         turn=turn,
         since_s=now_s,
@@ -152,20 +194,25 @@ def look_on(
         # Another store, or a ramp, which says nothing about what follows.
         return replace(seen, looks=looks)
     moved_at_s = queue.moved_at_s if turn == queue.reached else now_s
+    seen = replace(seen, moved_at_s=moved_at_s, looks=looks)
     if now_s - moved_at_s >= _still_s(seen):
         # However well it moved before: those who are next may be no more.
-        return replace(seen, since_s=moved_at_s, moved_at_s=moved_at_s, looks=looks)
+        return replace(seen, since_s=moved_at_s)
     return replace(
         seen,
         turn=queue.turn,
         since_s=queue.since_s,
-        moved_at_s=moved_at_s,
         per_ticket_s=(now_s - queue.since_s) / passed if passed >= seen.slots else None,
-        looks=looks,
     )
 
 
-def may_try(queue: Queue, *, has_waited: bool, now_s: float) -> bool:
+def _are_full(slots: Sequence[Slot]) -> bool:
+    return sum(slot.is_free for slot in slots) <= len(slots) * _FREE_IF_FULL
+
+
+def may_try(
+    queue: Queue, *, has_waited: bool, is_last_chance: bool, looked_at_s: float, now_s: float
+) -> bool:
     """Tell whether to claim a slot that is free.
 
     Who has only just come leaves it to those whose turn it is, or all who come at the same time
@@ -175,10 +222,15 @@ def may_try(queue: Queue, *, has_waited: bool, now_s: float) -> bool:
     Args:
         queue: What this waiter knows.
         has_waited: Whether it has waited for its turn.
+        is_last_chance: Whether it has no time to wait for its turn.
+        looked_at_s: When it sent its latest look, on its clock.
         now_s: Now, on its clock.
     """
     if not has_waited:
-        return queue.ahead < queue.limit
+        # A store that takes so long to answer was asked by many, and what was free then has been
+        # claimed since.
+        is_fresh = now_s - looked_at_s < _pace_s(queue)
+        return queue.ahead < queue.limit and (is_fresh or is_last_chance)
     return queue.ahead < _AT_THE_DOOR * queue.slots or _stands_still(queue, now_s=now_s)
 
 
@@ -201,7 +253,8 @@ def queue_s(queue: Queue) -> float:
     """
     if queue.per_ticket_s is not None:
         # However slow it is: what has held it up may be over, and then nobody would come.
-        slowest_s = _SLOWEST * _pace_s(queue) / queue.slots
+        slowest = _SLOWEST_IF_FULL if queue.is_full else _SLOWEST
+        slowest_s = slowest * _pace_s(queue) / queue.slots
         return queue.ahead * min(queue.per_ticket_s, slowest_s)
     ahead, limit, rounds = queue.ahead, queue.limit, 0
     while limit < queue.slots and ahead >= limit:

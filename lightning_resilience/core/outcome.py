@@ -206,9 +206,10 @@ _STATUSES: dict[int, FailureClass] = {
 
 _STATUS_FAMILIES: dict[int, FailureClass] = {4: FailureClass.PERMANENT, 5: FailureClass.TRANSIENT}
 
-_CANCELLED_NAMES = frozenset(
-    {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "SIGTERMException", "CancelledError"}
-)
+_CANCELLED_NAMES = frozenset((
+    "KeyboardInterrupt", "SystemExit", "GeneratorExit", "SIGTERMException", "CancelledError",
+    "PeerInterruption",
+))  # fmt: skip
 
 _NAMES = _table({
     FailureClass.PERMANENT: (

@@ -214,13 +214,13 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
         first_rank: Lowest rank with that class; -1 where all went well.
         error: That rank's error.
         detail: That rank's detail, or the lowest worker's where all went well.
-        subject: What the operation is about, as the writer sees it; errors name it alike on every
-            rank.
+        subject: What the operation is about, as the writer sees it: the same in all ranks' errors.
         workers: Ranks that had work.
         lost_ranks: Ranks that were silent for too long.
         attempts: Attempts of the rank named.
         is_open: Whether this is the ballot, and there is no verdict yet.
-        writer: Nonce of this write; of a ballot, that of the first gate.
+        is_draft: Whether it is a ballot that no verdict may replace yet.
+        writer: Nonce of this write.
     """
 
     v: int = VERSION
@@ -234,6 +234,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
     lost_ranks: tuple[int, ...] = ()
     attempts: _Count = 0
     is_open: bool = False
+    is_draft: bool = False
     writer: str
 
 

@@ -42,9 +42,9 @@ def replaced_error(op: str, *, seq: int, rank: int, absent: Sequence[int]) -> Jo
     """
     message = (
         f"Rank {rank} cannot know how {op} (joint operation {seq}) ended: the shared store has "
-        f"lost what it held, and rank{_plural(absent)} may have left the operation with a verdict "
-        "that was lost with it. No other verdict is made up. Restart the job from its last "
-        "checkpoint, and look at why the store's server was replaced."
+        f"lost what it held, or may have, and rank{_plural(absent)} may have left the operation "
+        "with a verdict that was lost with it. No other verdict is made up. Restart the job from "
+        "its last checkpoint, and look at why the store's server was replaced."
     )
     return JointUnavailableError(message, op=op, seq=seq, first_rank=rank, lost_ranks=(rank,))
 

@@ -14,6 +14,7 @@ I3      the circuit closes once the dependency is well              ``Closes``
 I3      everybody comes to an end                                   ``Ends``
 I3      a probe that is due is claimed by a waiter that looks       ``DueClaims``
 I3      who waits is woken                                          ``RungBells``
+I3      a verdict comes when the last worker has reported           ``PromptVerdicts``
 I4      retries stay within the budget, and are charged first       ``PaidRetries``
 I4      retries do not come in step                                 ``SpreadRetries``
 I5      a slot has one holder, and is a lease                       ``SlotCells``
@@ -24,6 +25,7 @@ I7      a call costs one read, and none while the view is fresh     ``CheapCalls
 I7      what a waiter asks the store is bounded                     ``BoundedCost``
 I8      no two ranks return different verdicts                      ``OneVerdict``
 I8      who is taken for lost has been silent                       ``LostRanks``
+I8      a verdict is what the workers' outcomes make it             ``HonestVerdicts``
 I9      resume never finds a torn checkpoint                        comes with the save pipeline
 errors  what is raised is the answer to something that happened     ``KnownErrors``
 keys    nothing is left in the store for ever                       ``BoundedKeys``
@@ -52,6 +54,7 @@ from lightning_resilience.drill.checks_history import OneHistory
 from lightning_resilience.drill.checks_joint import OneVerdict
 from lightning_resilience.drill.checks_liveness import Closes, Ends, liveness_bound_s
 from lightning_resilience.drill.checks_load import Admitted, CheapCalls, DeadHolders
+from lightning_resilience.drill.checks_outcomes import HonestVerdicts, PromptVerdicts
 from lightning_resilience.drill.checks_slots import SlotCells
 from lightning_resilience.drill.checks_votes import HonestVotes
 from lightning_resilience.drill.facts import Facts
@@ -88,6 +91,8 @@ def all_checks(world: World) -> list[Observer]:
         PaidRetries(facts),
         CheapCalls(facts),
         OneVerdict(facts),
+        HonestVerdicts(facts),
+        PromptVerdicts(facts),
         DueClaims(facts),
         RungBells(facts),
         ClearedVotes(facts),

@@ -161,7 +161,7 @@ class ClearedVotes(Check):
         super().__init__(facts)
         work = self.scenario.workload
         # Whoever may go alone, and has no joint operation before it, does not ask before it begins.
-        self._asks = "joint" in work.kinds or not self.scenario.may_go_alone
+        self._asks = work.has_joint or not self.scenario.may_go_alone
         self._cast_by: dict[str, Process] = {}
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:

@@ -105,25 +105,30 @@ class OneVerdict(Check):
         if part == "gate":
             self._gate(process, joint, raw)
         elif self._is_ballot(part, raw):
-            self._ballot(process, joint, raw=raw, before=before)
+            self._ballot(process, raw=raw, before=before)
         else:
-            if before is None and joint.gates:
-                self.fail(f"{process.name} makes a verdict from nothing, where there was a gate")
+            if before is None or self.decoded(FinalRecord, part, before).is_draft:
+                self.fail(f"{process.name} makes a verdict where there is no ballot")
             self._verdict(process, joint, operation[0], raw=raw)
 
-    def _ballot(self, process: Process, joint: _Joint, *, raw: bytes, before: bytes | None) -> None:
+    def _ballot(self, process: Process, *, raw: bytes, before: bytes | None) -> None:
         ballot = self.decoded(FinalRecord, "final", raw)
         if is_spoiled(ballot):
             if not self.facts.had_trouble(process, self._before_s.get(process.name, 0.0)):
                 self.fail(f"{process.name} spoils a ballot in a store that has lost nothing")
-        elif before is not None or ballot.writer not in joint.gates:
-            self.fail(f"{process.name} lays out a ballot that is of no gate")
+        elif not process.wrote(ballot.writer):
+            self.fail(f"{process.name} signs a ballot as {ballot.writer!r}")
+        elif not ballot.is_draft and not self._is_own_draft(process, before):
+            self.fail(f"{process.name} lays out a ballot that is not in the place of its own draft")
+
+    def _is_own_draft(self, process: Process, raw: bytes | None) -> bool:
+        if raw is None:
+            return False
+        record = self.decoded(FinalRecord, "final", raw)
+        return record.is_draft and process.wrote(record.writer)
 
     def _gate(self, process: Process, joint: _Joint, raw: bytes) -> None:
         gate = self.decoded(GateRecord, "gate", raw)
-        if gate.writer in joint.gates:
-            # Put back into a store that has lost it, by whoever knew it.
-            return
         if not process.wrote(gate.writer) or gate.rank != process.rank:
             self.fail(f"{process.name} signs a gate as {gate.writer!r}, rank {gate.rank}")
         joint.gates.append(gate.writer)
@@ -134,6 +139,12 @@ class OneVerdict(Check):
         final = self.decoded(FinalRecord, "final", raw)
         if not process.wrote(final.writer) and final.writer not in joint.refusals:
             self.fail(f"{process.name} signs a verdict as {final.writer!r}")
+        is_refusal = final.writer in joint.refusals
+        if final.failure and final.first_rank not in final.workers and not is_refusal:
+            self.fail(
+                f"{process.name} says that rank {final.first_rank} has failed, which has no work, "
+                "and no gate of its that refuses was ever written"
+            )
         joint.finals.append(final)
         for rank in final.lost_ranks:
             self._must_be_silent(process, incarnation, rank)
@@ -170,7 +181,9 @@ class OneVerdict(Check):
     # --- what ranks make of it -----------------------------------------------------------------
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
-        """Note since when a rank may have lost what it wrote: since its operation before."""
+        """Note since when a rank may have lost what it wrote: since its joint operation before."""
+        if not operation.is_joint:
+            return
         name = operation.process.name
         self._before_s[name] = self._began_s.get(name, 0.0)
         self._began_s[name] = now_s
@@ -178,7 +191,7 @@ class OneVerdict(Check):
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at what a rank returns or raises."""
         del now_s
-        if operation.kind != "joint":
+        if not operation.is_joint:
             return
         process = operation.process
         key = (str(process.incarnation), operation.number)

@@ -14,10 +14,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
+from lightning_resilience.core.records import GateRecord
 from lightning_resilience.core.waiting import chunk_s
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Brownout
-from lightning_resilience.drill.workload import WORKER
 
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def liveness_bound_s(scenario: Scenario) -> float:
     work = scenario.workload
     operations = work.rounds * len(work.kinds)
     schedule_s = work.rounds * work.every_s + operations * work.spread_s
-    longest_s = operation_bound_s(scenario, is_joint="joint" in work.kinds)
+    longest_s = operation_bound_s(scenario, is_joint=work.has_joint)
     # One more for what comes before the first: the record is read, with the same patience.
     return schedule_s * scenario.clocks.rate + (operations + 1) * longest_s
 
@@ -174,6 +174,7 @@ class Closes(Check):
     def __init__(self, facts: Facts) -> None:
         super().__init__(facts)
         self._bound_s = closing_bound_s(self.scenario)
+        self._joint = facts.keys.store_id.removesuffix("store_id") + "i"
         self._under_way: dict[Operation, None] = {}
         self._since_s = 0.0
 
@@ -182,7 +183,7 @@ class Closes(Check):
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
         """Note that somebody calls."""
-        if operation.kind == "joint" and operation.process.rank != WORKER:
+        if not operation.has_work:
             # It waits for another rank, and calls nobody.
             return
         if not self._under_way:
@@ -202,10 +203,27 @@ class Closes(Check):
         self._look(now_s)
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
-        """Note when the circuit is left closed."""
-        del process, before
-        if key == self.facts.breaker_key and self.facts.is_closed:
-            self._restart(now_s)
+        """Note when the circuit is left closed, and who calls no more."""
+        del before
+        if key == self.facts.breaker_key:
+            if self.facts.is_closed:
+                self._restart(now_s)
+        elif key.startswith(self._joint):
+            self._joined(process, key)
+
+    def _joined(self, process: Process, key: str) -> None:
+        # Whoever has reported waits for the others, and so do all where a gate refuses them.
+        _, part, number, *_rest = key[len(self._joint) :].split("/")
+        raw = self.values.get(key)
+        if raw is None:
+            return
+        if part == "out" and process.operation is not None:
+            self._under_way.pop(process.operation, None)
+        elif part == "gate" and self.decoded(GateRecord, key, raw).verdict == "fail":
+            start = process.incarnation
+            for operation in [*self._under_way]:
+                if (operation.process.incarnation, str(operation.number)) == (start, number):
+                    del self._under_way[operation]
 
     def ended(self, now_s: float, request: Request) -> None:
         """Begin anew where storage is not well after all; whoever is served calls no more."""
@@ -259,7 +277,7 @@ class Ends(Check):
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
         """Note what has begun."""
-        if (operation.kind == "joint") is not self._is_joint:
+        if operation.is_joint is not self._is_joint:
             return
         self._under_way.append(operation)
         if len(self._under_way) == 1:

@@ -17,7 +17,7 @@ from lightning_resilience.drill.facts import EPSILON_S, Check
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.drill.checks_slots import SlotCells
+    from lightning_resilience.drill.checks_slots import SlotCells, SlotClaim
     from lightning_resilience.drill.facts import Facts
     from lightning_resilience.drill.process import Operation, Process
     from lightning_resilience.drill.storage_model import Request
@@ -54,15 +54,15 @@ class Admitted(Check):
             return
         process, operation = request.process, request.operation
         claim = self._slots.claims.get(process)
-        if claim is not None and not claim.is_used and claim.at_s >= operation.began_at_s:
+        if claim is not None and self._comes_by(claim, operation):
             claim.is_used = True
             self._admitted(request, claim.index)
         elif self.facts.is_alone(process, operation):
             return
-        elif operation.kind == "collective":
+        elif operation.is_made_by_all:
             self.fail(
-                f"{process.name} comes with attempt {request.attempt} of a collective call, and "
-                "has claimed no slot for it"
+                f"{process.name} comes with attempt {request.attempt} of a {operation.kind} call, "
+                "and has claimed no slot for it"
             )
         else:
             self._may_pass(now_s, process, operation)
@@ -72,12 +72,22 @@ class Admitted(Check):
         del now_s
         self._running.pop(request, None)
 
+    def _comes_by(self, claim: SlotClaim, operation: Operation) -> bool:
+        if claim.is_used or claim.at_s < operation.began_at_s:
+            return False
+        # One whose answer was lost may have passed to another, and nobody needs it any more.
+        is_free = self.facts.is_closed and not operation.is_made_by_all
+        return self._holds(claim) or not is_free
+
+    def _holds(self, claim: SlotClaim) -> bool:
+        record = self._slots.cells[claim.index].record
+        return record is not None and record.holder == claim.nonce
+
     def _admitted(self, request: Request, index: int) -> None:
         process = request.process
-        claim, cell = self._slots.claims[process], self._slots.cells[index]
-        holds = cell.record is not None and cell.record.holder == claim.nonce
+        claim = self._slots.claims[process]
         lost = claim.life != self.facts.life or self.facts.stood_still(process, claim.at_s)
-        if not holds and not lost:
+        if not self._holds(claim) and not lost:
             self.fail(f"{process.name} comes by slot {index}, which it does not hold any more")
         self._running[request] = index
         if len(self._running) > self._most:
@@ -150,7 +160,7 @@ class DeadHolders(Check):
         operation = process.operation
         if not self._has_died or key not in self.facts.slot_of or operation is None:
             return
-        if operation.kind != "collective" or operation.ended_at_s is not None:
+        if not operation.is_made_by_all or operation.ended_at_s is not None:
             return
         watch = self._watches.get(process)
         if watch is None or (watch.operation, watch.attempts) != (operation, operation.attempts):

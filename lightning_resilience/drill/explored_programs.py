@@ -8,6 +8,7 @@ others, it has from the store.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.admission import AdmissionConfig
@@ -16,12 +17,13 @@ from lightning_resilience.core.joint import report_of
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import OK, classify
 from lightning_resilience.core.retry import RetryPolicy
-from lightning_resilience.protocols.admission import Permit, enter, leave
+from lightning_resilience.protocols.admission import enter
 from lightning_resilience.protocols.circuit import Circuit, begin, learn, refresh, report
 from lightning_resilience.protocols.circuit_memory import Limits
 from lightning_resilience.protocols.effects import Call, Now
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, Member, Part, perform
+from lightning_resilience.protocols.permit import Permit, leave
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.probe import Patience, await_passage
 
@@ -209,7 +211,7 @@ def saver(
         beat_s=2.0,
         on_outage="wait",
         store_patience_s=5.0,
-        is_enlisted=True,
+        last_seq=0,
     )
 
     def run(_started_at_s: float) -> Protocol[str]:
@@ -220,6 +222,8 @@ def saver(
         return report_of(error, rank=rank, outcome=classify(error))
 
     def program() -> Protocol[FinalRecord]:
+        # Its own each time: it keeps in mind how its operations have ended.
+        mine = replace(member)
         joint = Joint(
             op="save",
             seq=1,
@@ -231,6 +235,6 @@ def saver(
             deadline_s=60.0,
         )
         part = Part(run=run, detail=str, outcome=outcome) if rank in workers else None
-        return (yield from perform(member, joint, part)).final
+        return (yield from perform(mine, joint, part)).final
 
     return program

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core.breaker_record import HISTORY_LENGTH, LEGAL, BreakerState
 from lightning_resilience.core.records import BreakerRecord, FinalRecord, SlotRecord, decode
 from lightning_resilience.drill.explored_process import History, Over
-from lightning_resilience.protocols.admission import Permit
 from lightning_resilience.protocols.effects import Delete, Set
+from lightning_resilience.protocols.permit import Permit
 
 
 if TYPE_CHECKING:

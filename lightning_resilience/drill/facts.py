@@ -165,7 +165,7 @@ class Facts(Observer):
         if detour is None:
             return False
         return detour.is_isolated or (
-            operation.kind != "joint" and detour.link.lost_since_s is not None
+            not operation.is_joint and detour.link.lost_since_s is not None
         )
 
     def counts(self, error: Exception) -> bool:

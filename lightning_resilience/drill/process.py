@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.cells import Cells
+from lightning_resilience.drill.scenario import JOINT_KINDS
 
 
 if TYPE_CHECKING:
@@ -25,9 +26,13 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect
 
 
-__all__ = ["Host", "Operation", "Process", "Strike"]
+__all__ = ["WORKER", "Host", "Operation", "Process", "Strike"]
+
+WORKER: Final = 0
+"""The rank that works in joint saves."""
 
 _NEVER_S: Final = float("-inf")
+_BY_ALL: Final = frozenset({"collective", "load"})
 
 
 class Host:
@@ -79,7 +84,7 @@ class Operation:
 
     Args:
         process: Who makes it.
-        kind: ``single``, ``collective`` or ``joint``.
+        kind: As in the scenario's workload.
         number: Its number among the process's operations; of a joint one, the sequence number.
 
     Attributes:
@@ -100,6 +105,21 @@ class Operation:
     store_operations: int = 0
     result: Any = None
     error: BaseException | None = None
+
+    @property
+    def is_joint(self) -> bool:
+        """True where it ends with one verdict for all ranks."""
+        return self.kind in JOINT_KINDS
+
+    @property
+    def is_made_by_all(self) -> bool:
+        """True where every rank calls storage at the same time, and so needs a slot always."""
+        return self.kind in _BY_ALL
+
+    @property
+    def has_work(self) -> bool:
+        """True where this process calls storage, and does not only wait for another one."""
+        return self.kind != "joint" or self.process.rank == WORKER
 
 
 def _not_begun() -> Generator[Effect, Any, Any]:

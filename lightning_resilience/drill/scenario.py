@@ -12,7 +12,7 @@ do with each other is checked whenever a scenario is made, also by a program.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "JOINT_KINDS",
     "Brownout",
     "BrownoutFailure",
     "Clocks",
@@ -39,6 +40,8 @@ __all__ = [
     "Outage",
     "OutageFailure",
     "Pause",
+    "Refusal",
+    "RefusalError",
     "Scenario",
     "Storage",
     "StoragePartition",
@@ -54,9 +57,13 @@ Share: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1)]
 # A million is more than any job has, and less than what a typing error makes of a thousand.
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Rank: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Kind: TypeAlias = Literal["single", "collective", "joint"]
+Kind: TypeAlias = Literal["single", "collective", "joint", "load"]
 OutageFailure: TypeAlias = Literal["reset", "timeout", "throttle", "unknown", "hang"]
 BrownoutFailure: TypeAlias = Literal["reset", "timeout", "throttle", "unknown", "auth", "permanent"]
+RefusalError: TypeAlias = Literal["auth", "permanent", "capacity"]
+
+JOINT_KINDS: Final = frozenset({"joint", "load"})
+"""Operations that all ranks enter, and leave with one verdict."""
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,11 +84,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Args:
         kinds: The operations of one round, in order: a call of its own, a call that all ranks make
-            at the same time, or a joint save with one worker.
+            at the same time, a joint save with one worker, or a joint load in which all work.
         rounds: How many rounds, ≥ 1.
         every_s: Time between two rounds, in seconds.
         spread_s: Each rank begins a round up to this much later, in seconds.
-        on_outage: What a joint save does while storage is ill: ``wait`` or ``fail``.
+        on_outage: What a joint operation does while storage is ill: ``wait`` or ``fail``.
         when_open: What a call does while the circuit is open: ``wait`` or ``raise``.
         joint_timeout_s: Silence after which a rank is lost, in seconds. The default is what follows
             from a process group's timeout of half an hour.
@@ -94,6 +101,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     on_outage: Literal["wait", "fail"] = "wait"
     when_open: Literal["wait", "raise"] = "wait"
     joint_timeout_s: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "s"})] = 1440.0
+
+    @property
+    def has_joint(self) -> bool:
+        """True where ranks wait for each other's verdict."""
+        return not JOINT_KINDS.isdisjoint(self.kinds)
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,6 +182,24 @@ class Brownout(_Fault, frozen=True, kw_only=True, tag="brownout"):
     share: Share = 0.3
     slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.0
     error: BrownoutFailure = "reset"
+
+
+class Refusal(_Fault, frozen=True, kw_only=True, tag="refusal"):
+    """Storage refuses what some ranks ask for, and serves the others.
+
+    Such a failure is for good, and says nothing about the health of storage: of those that work
+    together some fail, and each in its own way.
+
+    Args:
+        at_s: When, in seconds.
+        for_s: For how long, in seconds.
+        ranks: Whose requests.
+        error: How they fail.
+    """
+
+    for_s: Seconds
+    ranks: tuple[Rank, ...]
+    error: RefusalError = "permanent"
 
 
 class _Strike(_Fault, frozen=True, kw_only=True):
@@ -261,6 +291,7 @@ class GroupRestart(_Fault, frozen=True, kw_only=True, tag="group_restart"):
 Fault: TypeAlias = (
     Outage
     | Brownout
+    | Refusal
     | Crash
     | Pause
     | Interrupt
@@ -332,7 +363,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def _struck(scenario: Scenario) -> Iterator[tuple[str, tuple[int, ...], int]]:
     for index, fault in enumerate(scenario.faults):
-        if isinstance(fault, _Strike):
+        if isinstance(fault, _Strike | Refusal):
             yield f"faults[{index}].ranks", fault.ranks, scenario.ranks
         elif isinstance(fault, StorePartition | StoragePartition):
             yield f"faults[{index}].hosts", fault.hosts, scenario.hosts

@@ -4,16 +4,17 @@
 
 It knows nothing of breakers and slots. It serves ``slots`` requests at once and lets the others
 queue; in an outage it fails them all or never answers; in a brown-out it fails some and is slow
-with the rest; above a rate it throttles. Its count of what reaches it is what the promises are
-measured by.
+with the rest; some ranks it may refuse; above a rate it throttles. Its count of what reaches it is
+what the promises are measured by.
 """
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.drill.scenario import Brownout, Outage
+from lightning_resilience.drill.scenario import Brownout, Outage, Refusal
 
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ _ERRORS: Final[dict[str, Callable[[], Exception]]] = {
     "unknown": lambda: RuntimeError("storage answered with something odd"),
     "auth": ExpiredToken,
     "permanent": AccessDenied,
+    "capacity": lambda: OSError(errno.ENOSPC, "no space left in storage"),
 }
 
 
@@ -131,20 +133,20 @@ class StorageModel:
         self.observers = observers
         self._free = config.slots
         self._queue: deque[Request] = deque()
-        self._faults: list[Outage | Brownout] = []
+        self._faults: list[Outage | Brownout | Refusal] = []
         self._hanging: list[Request] = []
         self._arrived_at_s: deque[float] = deque()
 
     @property
     def is_ill(self) -> bool:
-        """True while an outage or a brown-out lasts."""
+        """True while it fails some of what it is asked for, or is slow."""
         return bool(self._faults)
 
-    def begin(self, fault: Outage | Brownout) -> None:
+    def begin(self, fault: Outage | Brownout | Refusal) -> None:
         """Let a bad time begin."""
         self._faults.append(fault)
 
-    def end(self, fault: Outage | Brownout) -> None:
+    def end(self, fault: Outage | Brownout | Refusal) -> None:
         """Let it end; requests that have hung since are served now."""
         self._faults.remove(fault)
         if not self._has_hang():
@@ -169,7 +171,7 @@ class StorageModel:
         if self._has_hang():
             self._hanging.append(request)
             return
-        error = self._error() or self._throttle(now_s)
+        error = self._error(request) or self._throttle(now_s)
         if error is not None:
             request.failed = error
             self._agenda.after(self._config.failing_s, self._end, request)
@@ -187,11 +189,16 @@ class StorageModel:
     def _has_hang(self) -> bool:
         return any(isinstance(f, Outage) and f.error == "hang" for f in self._faults)
 
-    def _error(self) -> Exception | None:
+    def _error(self, request: Request) -> Exception | None:
         for fault in self._faults:
-            if isinstance(fault, Outage) or self._dice.draw() < fault.share:
+            if self._fails(fault, request):
                 return _ERRORS[fault.error]()
         return None
+
+    def _fails(self, fault: Outage | Brownout | Refusal, request: Request) -> bool:
+        if isinstance(fault, Refusal):
+            return request.process.rank in fault.ranks
+        return isinstance(fault, Outage) or self._dice.draw() < fault.share
 
     def _throttle(self, now_s: float) -> Exception | None:
         if not self._config.per_s:

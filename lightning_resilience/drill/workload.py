@@ -1,11 +1,11 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""What every rank of a simulated job does: rounds of guarded calls and joint saves.
+"""What every rank of a simulated job does: rounds of guarded calls and joint operations.
 
 The programs are what the adapters make of a user's training: calls of one rank's own, calls that
-all make at the same time, and joint saves on which one rank works. A call that fails is caught, as
-a careful user's is; a joint save that fails ends its rank, as an exception does that nobody
-catches.
+all make at the same time, joint saves on which one rank works, and joint loads, in which all do. A
+call that fails is caught, as a careful user's is; a joint operation that fails ends its rank, as an
+exception does that nobody catches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
-from lightning_resilience.drill.process import Operation
+from lightning_resilience.drill.process import WORKER, Operation
 from lightning_resilience.drill.storage_model import Request
 from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.circuit import Circuit, begin
@@ -45,11 +45,9 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint import JointResult
 
 
-__all__ = ["DEPENDENCY", "WORKER", "Job"]
+__all__ = ["DEPENDENCY", "Job"]
 
 DEPENDENCY: Final = "drill://storage:write"
-WORKER: Final = 0
-"""The rank that works in joint saves."""
 
 _LOOK_S: Final = 0.05
 _LONGEST_SETUP_S: Final = 120.0
@@ -87,7 +85,7 @@ class Job:
         circuit = self._circuit(process)
         process.circuit = circuit
         member = self._member(process)
-        if "joint" in work.kinds or not scenario.may_go_alone:
+        if work.has_joint or not scenario.may_go_alone:
             # As the callback does: nobody is let through before the record was read.
             beginning = _begin(circuit, member)
             try:
@@ -158,8 +156,8 @@ class Job:
         for began in self.observers.operation_began:
             began(self.agenda.now_s, operation)
         try:
-            if operation.kind == "joint":
-                operation.result = yield from self._save(operation, circuit, member)
+            if operation.is_joint:
+                operation.result = yield from self._join(operation, circuit, member)
             else:
                 operation.result = yield from self._call(operation, circuit)
         except GeneratorExit:
@@ -170,7 +168,7 @@ class Job:
                 self._has_ended(operation, before)
                 raise
         self._has_ended(operation, before)
-        return operation.kind != "joint" or operation.error is None
+        return not operation.is_joint or operation.error is None
 
     def _has_ended(self, operation: Operation, before: int) -> None:
         operation.ended_at_s = self.agenda.now_s
@@ -184,7 +182,7 @@ class Job:
     def _patience(self, operation: Operation) -> Patience:
         work = self.scenario.workload
         when_open = work.when_open
-        if operation.kind == "joint":
+        if operation.is_joint:
             # As the callback does.
             when_open = "raise" if work.on_outage == "fail" else "wait"
         return Patience(
@@ -206,14 +204,14 @@ class Job:
 
     def _guarded(self, operation: Operation) -> GuardedCall:
         scenario = self.scenario
-        is_joint = operation.kind == "joint"
+        is_joint = operation.is_joint
         return GuardedCall(
             work=partial(self._submit, operation, "call"),
             operation=operation.kind,
             target=f"{operation.number}.ckpt",
             policy=scenario.retry,
             patience=self._patience(operation),
-            collective=operation.kind == "collective",
+            collective=operation.is_made_by_all,
             may_go_alone=scenario.may_go_alone and not is_joint,
             store_patience_s=None if is_joint else _STORE_PATIENCE_S,
         )
@@ -221,21 +219,21 @@ class Job:
     def _call(self, operation: Operation, circuit: Circuit) -> Protocol[Guarded]:
         return guard(circuit, self._guarded(operation))
 
-    def _save(
+    def _join(
         self, operation: Operation, circuit: Circuit, member: Member
     ) -> Protocol[JointResult]:
         joint = Joint(
-            op="save",
+            op="save" if operation.kind == "joint" else operation.kind,
             seq=operation.number,
             digest="",
             subject=f"{operation.number}.ckpt",
-            workers=(WORKER,),
+            workers=(WORKER,) if operation.kind == "joint" else tuple(range(member.world_size)),
             circuit=circuit,
             patience=self._patience(operation),
             deadline_s=self.scenario.retry.deadline_s,
         )
         part = None
-        if member.rank == WORKER:
+        if operation.has_work:
             part = Part(
                 run=lambda started_at_s: guard(circuit, self._guarded(operation), started_at_s),
                 detail=lambda done: str(done.value),

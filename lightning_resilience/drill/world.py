@@ -168,7 +168,7 @@ class World:
 
     def _acts(self, fault: Fault) -> tuple[Callable[[], None], Callable[[], None] | None]:
         match fault:
-            case given.Outage() | given.Brownout():
+            case given.Outage() | given.Brownout() | given.Refusal():
                 return partial(self.storage.begin, fault), partial(self.storage.end, fault)
             case given.StorePartition():
                 return partial(self._cut_off, fault, "cut_off_until_s"), _nothing

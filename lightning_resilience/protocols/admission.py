@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Get a slot of a dependency, keep it while the call runs, and give it back.
+"""Get a slot of a dependency: look, claim, stand in line.
 
 ::
 
@@ -16,107 +16,35 @@ ticket and a wait. Waiting writes nothing but the ticket, so whoever gives up le
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from lightning_resilience.core import admission as core, breaker, line as line_up, slots as cells
 from lightning_resilience.core.events import SlotAwaited, SlotForgiven
-from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import SlotRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.circuit import accept
 from lightning_resilience.protocols.effects import (
     Add,
-    CompareAndSet,
     Draw,
     Emit,
-    Local,
     MultiGet,
     Nonce,
     Now,
-    Renewal,
     Sleep,
 )
+from lightning_resilience.protocols.permit import Permit
 from lightning_resilience.protocols.shared_cell import write
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.breaker import BreakerView
     from lightning_resilience.core.line import Queue
-    from lightning_resilience.core.outcome import Outcome
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["Permit", "enter", "leave", "look"]
-
-# An answer that was lost may have been executed, and then the second try is what tells.
-_LEAVING_TRIES: Final = 3
-# But a store that takes its whole timeout is away, and whoever has its result does not wait for it.
-_LEAVING_S: Final = 1.0
-
-
-class Permit(Renewal):
-    """A slot that this process holds.
-
-    Args:
-        key: The slot's key.
-        record: What it holds now.
-        index: The slot's number.
-        every_s: How often to beat, in seconds.
-        entered_at_s: When it was taken, on this process's clock.
-        generation: Number of the trip after which it was taken.
-        is_own: Whether it is in this process's own store.
-
-    Attributes:
-        is_lost: Whether somebody else was seen in it: this holder was taken for dead.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        record: SlotRecord,
-        *,
-        index: int,
-        every_s: float,
-        entered_at_s: float,
-        generation: int = 0,
-        is_own: bool = False,
-    ) -> None:
-        self.key = key
-        self.record = record
-        self.index = index
-        self.raw = encode(record)
-        self.every_s = every_s
-        self.entered_at_s = entered_at_s
-        self.generation = generation
-        self.is_lost = False
-        self._is_own = is_own
-        # A beat that was not answered: it may be there.
-        self._unanswered: SlotRecord | None = None
-
-    def request(self, nonce: str) -> CompareAndSet | Local | None:
-        """Return the next beat; the last one again where its answer was lost."""
-        if self.is_lost:
-            return None
-        if self._unanswered is None:
-            self._unanswered = cells.renewed(self.record, writer=nonce)
-        beat = CompareAndSet(self.key, self.raw, encode(self._unanswered))
-        return Local(beat) if self._is_own else beat
-
-    def answered(self, returned: bytes) -> None:
-        """Take note of what is in the slot now."""
-        beat, self._unanswered = self._unanswered, None
-        if beat is not None and returned == encode(beat):
-            self.record, self.raw = beat, returned
-        else:
-            self.is_lost = True
-
-    def expectations(self) -> tuple[bytes, ...]:
-        """What may be in the slot if it is still this holder's."""
-        if self._unanswered is None:
-            return (self.raw,)
-        return (self.raw, encode(self._unanswered))
+__all__ = ["enter", "look"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,6 +59,7 @@ class _Line:
     has_ticket: bool = False
     has_waited: bool = False
     away_s: float = 0.0
+    looked_at_s: float = 0.0
     queue: Queue | None = None
     spoken_at_s: float | None = None
 
@@ -206,7 +135,13 @@ def _try(
     if chosen is None:
         return None, queue
     # One that is silent is taken by whoever sees it: those who come before have not.
-    is_its_turn = line_up.may_try(queue, has_waited=line.has_waited, now_s=now_s)
+    is_its_turn = line_up.may_try(
+        queue,
+        has_waited=line.has_waited,
+        is_last_chance=now_s >= line.deadline_at_s,
+        looked_at_s=line.looked_at_s,
+        now_s=now_s,
+    )
     if chosen.is_free and not is_its_turn:
         return None, queue
     return (yield from _claim(circuit, view, chosen, line=line)), queue
@@ -239,6 +174,7 @@ def _look_in_line(
     circuit: Circuit, line: _Line
 ) -> Protocol[tuple[BreakerView, tuple[cells.Slot, ...]]]:
     sent_at_s: float = yield Now()
+    line.looked_at_s = sent_at_s
     view, slots = yield from look(circuit)
     seen_at_s: float = yield Now()
     circuit.silences = core.heard(
@@ -311,17 +247,14 @@ def _draw_ticket(circuit: Circuit, line: _Line, *, woken: bool = False) -> Proto
 def _come_in_turn(circuit: Circuit, line: _Line) -> Protocol[None]:
     draw: float = yield Draw()
     now_s: float = yield Now()
-    place = 0 if circuit.place is None else circuit.place[1] - 1
-    line.queue = line_up.Queue(
-        ahead=place if line.ticket is None else cells.distance(line.ticket, circuit.turn),
-        limit=circuit.config.ramp_start,
-        slots=circuit.config.max_concurrent,
-        is_free=True,
-        pace_s=circuit.pace_s,
+    line.queue = line_up.at_the_bell(
+        circuit.config.max_concurrent,
+        ticket=line.ticket,
+        place=None if circuit.place is None else circuit.place[1],
         turn=circuit.turn,
-        since_s=now_s,
-        reached=circuit.turn,
-        moved_at_s=now_s,
+        limit=circuit.config.ramp_start,
+        pace_s=circuit.pace_s,
+        now_s=now_s,
     )
     yield from _sleep(circuit, line, wait_s=line_up.first_look_s(line.queue, draw=draw))
 
@@ -338,13 +271,20 @@ def _wait(circuit: Circuit, line: _Line, queue: Queue) -> Protocol[None]:
 
 
 def _sleep(circuit: Circuit, line: _Line, *, wait_s: float) -> Protocol[None]:
+    """Sleep, and say now and then what is awaited; who speaks does not look."""
     now_s: float = yield Now()
-    wait_s = max(0.0, min(wait_s, line.voice_s, line.deadline_at_s - now_s))
-    line.has_waited, line.away_s = True, wait_s
-    if is_time_to_speak(line.spoken_at_s, wait_s=wait_s, voice_s=line.voice_s, now_s=now_s):
-        line.spoken_at_s = now_s
-        yield Emit(_awaited(circuit, line, now_s=now_s))
-    yield Sleep(wait_s)
+    remaining_s = line.away_s = max(0.0, min(wait_s, line.deadline_at_s - now_s))
+    line.has_waited = True
+    while True:
+        piece_s = min(remaining_s, line.voice_s)
+        if is_time_to_speak(line.spoken_at_s, wait_s=piece_s, voice_s=line.voice_s, now_s=now_s):
+            line.spoken_at_s = now_s
+            yield Emit(_awaited(circuit, line, now_s=now_s))
+        yield Sleep(piece_s)
+        remaining_s -= piece_s
+        if remaining_s <= 0:
+            return
+        now_s = yield Now()
 
 
 def _awaited(circuit: Circuit, line: _Line, *, now_s: float) -> SlotAwaited:
@@ -354,46 +294,3 @@ def _awaited(circuit: Circuit, line: _Line, *, now_s: float) -> SlotAwaited:
         limit=0 if circuit.view is None else circuit.view.record.limit,
         elapsed_s=now_s - line.started_at_s,
     )
-
-
-def leave(permit: Permit, outcome: Outcome) -> Protocol[None]:
-    """Give a slot back; nothing where somebody else has it already.
-
-    Args:
-        permit: The slot.
-        outcome: How the call ended.
-    """
-    if permit.is_lost:
-        return
-    now_s: float = yield Now()
-    writer: str = yield Nonce()
-    free = encode(
-        cells.released(
-            permit.record,
-            outcome,
-            generation=permit.generation,
-            lasted_s=now_s - permit.entered_at_s,
-            writer=writer,
-        )
-    )
-    permit.is_lost = True
-    # Whoever was interrupted does not wait for one answer after the other: the lease does the rest.
-    tries = 1 if outcome.failure is FailureClass.CANCELLED else _LEAVING_TRIES
-    for left in reversed(range(tries)):
-        error = yield from _give_back(permit, free)
-        if error is None:
-            return
-        failed_at_s: float = yield Now()
-        if not left or failed_at_s - now_s > _LEAVING_S:
-            raise error
-
-
-def _give_back(permit: Permit, free: bytes) -> Protocol[StoreUnavailableError | None]:
-    try:
-        for expected in permit.expectations():
-            written = yield from write(permit.key, expected, free)
-            if written.won:
-                break
-    except StoreUnavailableError as error:
-        return error
-    return None

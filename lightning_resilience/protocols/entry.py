@@ -28,9 +28,9 @@ from lightning_resilience.protocols.probe import await_passage
 
 if TYPE_CHECKING:
     from lightning_resilience.core.breaker import BreakerView
-    from lightning_resilience.protocols.admission import Permit
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.permit import Permit
     from lightning_resilience.protocols.probe import Patience
 
 

@@ -75,7 +75,13 @@ def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointRe
         error=unavailable,
         beat_key=member.keys.joint("beat", member.rank),
     )
-    result = yield from with_persistence(_perform(member, joint, part), persistence)
+    try:
+        result = yield from with_persistence(_perform(member, joint, part), persistence)
+    except BaseException:
+        # Left without the verdict: what it has written here says nothing of the next operation.
+        member.last_seq = None
+        raise
+    member.last_seq = joint.seq
     # The verdict is known: what cannot be tidied up now is tidied up with the next batch.
     with suppress(StoreUnavailableError):
         yield from clean_up(member, joint.seq)

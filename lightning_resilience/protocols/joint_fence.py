@@ -4,29 +4,37 @@
 
 A shared store that was lost and comes back empty looks as if nobody had ever decided. A rank that
 was held up would then take those who have long gone on for lost, and return another verdict than
-they have. So a verdict is never created from nothing:
+they have. So a verdict is made only where this is known: *in this store* nobody can be that has
+left the operation with a verdict from another.
 
-* **The ballot.** Whoever decides the first gate puts an open ballot where the verdict will be; it
-  names that gate's writer, so every rank knows its bytes without reading them. A verdict replaces
-  exactly these bytes. Where they are gone, the store is another one.
-* **The roll call.** In another store a verdict may still come about, if nobody has returned with
-  one: whoever has work waits until every rank has said, in *this* store, that it is in *this*
-  operation. One who has gone on never says so, and then nobody makes a verdict up.
-* **Arrival** is a change of what this rank wrote when it arrived before. Where that is gone, the
-  store is another one, and a rank that has shown nothing in it may have gone on.
+* **Arrival** is a change of the number that this rank wrote for the operation before. It succeeds
+  only in the store from which the rank has taken the verdict of that operation, and all ranks have
+  taken it from one store. Where the number is gone, the store is another one, and a rank that has
+  shown nothing in it may have gone on.
+* **The roll call.** In another store whoever makes a verdict waits until every rank has said, in
+  *this* store, that it is in *this* operation. One who has gone on never says so.
+* **The ballot.** Either is known of a store, and a verdict must not get into another. So it
+  replaces exactly the bytes of a ballot that was seen beside the rank's own number, in one look,
+  which one store has answered. The bytes of a ballot are in no other store: what is created from
+  nothing may be created once more when an answer is lost with the store, but that is a draft only;
+  the ballot takes the place of a draft that its writer has ceased to create.
+
+So all verdicts of an operation that are returned are from one store, where there is one at most.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core import roll_call
-from lightning_resilience.core.records import FinalRecord, GateRecord, decode, encode
+from lightning_resilience.core import backoff, roll_call
+from lightning_resilience.core.records import FinalRecord, decode, encode
+from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.beating import End
-from lightning_resilience.protocols.effects import Get, MultiGet, Nonce, Now, Set, Sleep
+from lightning_resilience.protocols.effects import Draw, Get, MultiGet, Nonce, Now, Set, Sleep
 from lightning_resilience.protocols.joint_terms import Arrival
-from lightning_resilience.protocols.shared_cell import create, write
+from lightning_resilience.protocols.shared_cell import write
 
 
 if TYPE_CHECKING:
@@ -37,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = [
     "arrive",
     "arrive_again",
-    "ballot",
     "cast",
     "decided",
     "enlist",
@@ -46,8 +53,12 @@ __all__ = [
     "verdict_end",
 ]
 
-# A store that is lost once more each time that a rank has come to terms with the one before.
-_MOST_STORES: Final = 10
+# A store that is lost once more each time that a rank has come to terms with the one before, and
+# others that lay out ballots at the same time.
+_MOST_LOOKS: Final = 40
+
+_BASE_S: Final = 0.005
+_CAP_S: Final = 0.5
 
 
 def enlist(member: Member) -> Protocol[Member]:
@@ -63,7 +74,7 @@ def enlist(member: Member) -> Protocol[Member]:
         StoreUnavailableError: The shared store does not answer.
     """
     yield Set(member.keys.joint("arrived", member.rank), b"0")
-    return replace(member, is_enlisted=True)
+    return replace(member, last_seq=0)
 
 
 def arrive(member: Member, joint: Joint) -> Protocol[Arrival]:
@@ -76,12 +87,12 @@ def arrive(member: Member, joint: Joint) -> Protocol[Arrival]:
     started_at_s: float = yield Now()
     arrival = Arrival(started_at_s=started_at_s)
     key, mine = member.keys.joint("arrived", member.rank), str(joint.seq).encode()
-    has_written = joint.seq > 1 or member.is_enlisted
-    expected = str(joint.seq - 1).encode() if has_written else b""
-    written = yield from write(key, expected, mine)
-    if not written.won:
-        arrival.is_in_new_store = written.gone
-        yield Set(key, mine)
+    if member.last_seq is not None:
+        written = yield from write(key, str(member.last_seq).encode(), mine)
+        if written.won:
+            return arrival
+    arrival.is_in_new_store = True
+    yield Set(key, mine)
     return arrival
 
 
@@ -97,29 +108,30 @@ def arrive_again(member: Member, joint: Joint, arrival: Arrival) -> Protocol[Non
     yield Set(member.keys.joint("arrived", member.rank), str(joint.seq).encode())
 
 
-def ballot(gate: bytes, *, key: str) -> bytes:
-    """Return what lies where the verdict will be, as the first gate says.
-
-    Args:
-        gate: The first gate's bytes; empty where there is none.
-        key: That gate's key, for errors.
-    """
-    if not gate:
-        return b""
-    record = decode(GateRecord, gate, key=key)
-    return encode(FinalRecord(op=record.op, writer=record.writer, is_open=True))
-
-
-def lay_out(member: Member, joint: Joint, gate: bytes) -> Protocol[None]:
-    """Put the open ballot where the verdict will be.
+def lay_out(member: Member, joint: Joint, expected: bytes = b"") -> Protocol[bool]:
+    """Put a ballot where the verdict will be, unless somebody else does.
 
     Args:
         member: Who this rank is.
         joint: The operation.
-        gate: The first gate's bytes.
+        expected: What is there: nothing, or a draft whose writer may have died.
+
+    Returns:
+        Whether it is this rank's.
     """
-    gate_key = member.keys.joint("gate", joint.seq, 0)
-    yield from create(member.keys.joint("final", joint.seq), ballot(gate, key=gate_key))
+    key = member.keys.joint("final", joint.seq)
+    draft = yield from _ballot(joint, is_draft=True)
+    written = yield from write(key, expected, draft)
+    if written.won:
+        # Order: the draft was created for the last time, so this lies in one store only.
+        ballot = yield from _ballot(joint, is_draft=False)
+        written = yield from write(key, draft, ballot)
+    return written.won
+
+
+def _ballot(joint: Joint, *, is_draft: bool) -> Protocol[bytes]:
+    writer: str = yield Nonce()
+    return encode(FinalRecord(op=joint.op, is_open=True, is_draft=is_draft, writer=writer))
 
 
 def decided(member: Member, joint: Joint, raw: bytes | None) -> FinalRecord | None:
@@ -174,41 +186,31 @@ def cast(
         JointUnavailableError: The store has lost what there was, and ranks that may have a verdict
             do not say that they have none.
     """
-    key = member.keys.joint("final", joint.seq)
-    for _ in range(_MOST_STORES):
-        yield from _make_sure(member, joint, arrival)
-        expected = ballot(arrival.gate, key=member.keys.joint("gate", joint.seq, 0))
-        written = yield from write(key, expected, encode(mine))
-        if written.won:
-            return mine
-        found = decided(member, joint, written.raw or None)
+    keys = tuple(
+        member.keys.joint(part, number)
+        for part, number in (("final", joint.seq), ("arrived", member.rank))
+    )
+    for attempt in range(1, _MOST_LOOKS):
+        raw, arrived = yield MultiGet(keys)
+        found = decided(member, joint, raw)
         if found is not None:
             return found
-        yield from _restore(member, joint, arrival)
+        if arrived is None:
+            yield from arrive_again(member, joint, arrival)
+        if arrival.is_in_new_store and not arrival.has_called_roll:
+            # Then look again: the roll was called in some store, and what was seen may be another.
+            yield from _call_the_roll(member, joint, arrival)
+        elif raw is None or decode(FinalRecord, raw, key=keys[0]).is_draft:
+            if not (yield from lay_out(member, joint, raw or b"")):
+                yield from _pause(attempt)
+        elif (yield from write(keys[0], raw, encode(mine))).won:
+            return mine
     raise roll_call.replaced_error(joint.op, seq=joint.seq, rank=member.rank, absent=(member.rank,))
 
 
-def _make_sure(member: Member, joint: Joint, arrival: Arrival) -> Protocol[None]:
-    """Look whether this is the store in which this rank arrived; if not, call the roll."""
-    arrived: bytes | None = yield Get(member.keys.joint("arrived", member.rank))
-    if arrived is None:
-        yield from arrive_again(member, joint, arrival)
-    if arrival.is_in_new_store and not arrival.has_called_roll:
-        yield from _call_the_roll(member, joint, arrival)
-
-
-def _restore(member: Member, joint: Joint, arrival: Arrival) -> Protocol[None]:
-    gate_key = member.keys.joint("gate", joint.seq, 0)
-    gate: bytes | None = yield Get(gate_key)
-    if arrival.gate and gate != arrival.gate:
-        yield from arrive_again(member, joint, arrival)
-        yield from _call_the_roll(member, joint, arrival)
-        # Whoever came to the new store first may have made a gate there, and it counts.
-        gate = (yield from create(gate_key, arrival.gate)).raw
-    arrival.gate = gate or b""
-    if gate:
-        # Where it is still the same, whoever decided it has died before it could do this.
-        yield from lay_out(member, joint, gate)
+def _pause(attempt: int) -> Protocol[None]:
+    draw: float = yield Draw()
+    yield Sleep(backoff.delay_s(attempt, base_s=_BASE_S, cap_s=_CAP_S, draw=draw))
 
 
 def _call_the_roll(member: Member, joint: Joint, arrival: Arrival) -> Protocol[None]:
@@ -225,8 +227,10 @@ def _call_the_roll(member: Member, joint: Joint, arrival: Arrival) -> Protocol[N
             yield from refuse_to_guess(member, joint, absent)
             return
         nonce: str = yield Nonce()
-        # Or this one would be taken for lost meanwhile.
-        yield Set(member.keys.joint("beat", member.rank), nonce.encode())
+        # Or this one would be taken for lost meanwhile. One that is not heard is made good by the
+        # next.
+        with suppress(StoreUnavailableError):
+            yield Set(member.keys.joint("beat", member.rank), nonce.encode())
         yield Sleep(member.beat_s)
         now_s = yield Now()
 

@@ -54,7 +54,7 @@ def pass_gate(
         joint: The operation.
         works: Whether this rank has work. One that has none leaves the waiting and the probing to
             those that do: their storage is the one that counts, and their verdict wakes it.
-        arrival: How this rank came; it learns the first gate.
+        arrival: How this rank came.
 
     Returns:
         None to proceed, or the verdict with which all ranks leave at once.
@@ -62,7 +62,7 @@ def pass_gate(
     Raises:
         JointError: Another rank is at another operation.
     """
-    gate = yield from _decide(member, joint, 0, expired="", arrival=arrival)
+    gate = yield from _decide(member, joint, 0, expired="")
     for round_number in range(1, _MOST_ROUNDS):
         if gate.verdict == GateVerdict.PROCEED.value:
             return None
@@ -77,7 +77,7 @@ def pass_gate(
         except OvertakenError:
             # Another rank has failed for good, or this one was taken for lost.
             return (yield from _final(member, joint))
-        gate = yield from _decide(member, joint, round_number, expired=expired, arrival=arrival)
+        gate = yield from _decide(member, joint, round_number, expired=expired)
     return _refusal(
         joint, msgspec.structs.replace(gate, reason=f"{_MOST_ROUNDS} rounds of waiting")
     )
@@ -90,7 +90,7 @@ def _final(member: Member, joint: Joint) -> Protocol[FinalRecord | None]:
 
 
 def _decide(
-    member: Member, joint: Joint, round_number: int, *, expired: str, arrival: Arrival
+    member: Member, joint: Joint, round_number: int, *, expired: str
 ) -> Protocol[GateRecord]:
     decision, epoch = yield from _own_decision(member, joint, expired)
     writer: str = yield Nonce()
@@ -107,10 +107,8 @@ def _decide(
     key = member.keys.joint("gate", joint.seq, round_number)
     written = yield from create(key, encode(mine))
     gate = mine if written.won else decode(GateRecord, written.raw, key=key)
-    if not round_number:
-        arrival.gate = written.raw
-        if written.won:
-            yield from lay_out(member, joint, written.raw)
+    if written.won and not round_number:
+        yield from lay_out(member, joint)
     conflict = core.conflict_error(
         gate, op=joint.op, digest=joint.digest, seq=joint.seq, rank=member.rank
     )

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Arrival", "Joint", "JointResult", "Member", "Part"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Member:
-    """Who this rank is in joint operations.
+    """Who this rank is in joint operations. Not for two threads at once.
 
     Args:
         keys: Names of the keys of this run and incarnation.
@@ -37,8 +37,9 @@ class Member:
         beat_s: How often a working rank shows that it lives, in seconds.
         on_outage: ``wait`` or ``fail``.
         store_patience_s: How long the shared store may be away, in seconds; 0 gives up at once.
-        is_enlisted: Whether it has written its number before the first operation, so that it
-            notices also there when the store was lost.
+        last_seq: Number of the operation that it has left with its verdict, 0 once it has enlisted.
+            Where it is there, the store is the one that the verdict is from. None where the last
+            operation was left otherwise. ``perform`` keeps that up to date.
     """
 
     keys: Keys
@@ -48,7 +49,7 @@ class Member:
     beat_s: float
     on_outage: str
     store_patience_s: float
-    is_enlisted: bool = False
+    last_seq: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,16 +58,16 @@ class Arrival:
 
     Args:
         started_at_s: When it arrived, on its own clock.
-        gate: The first gate's bytes, once they are known.
-        is_in_new_store: Whether the store has lost what this rank once wrote: then whoever has
-            shown nothing in it may have gone on.
+        is_in_new_store: Whether the store has lost what this rank once wrote, or may have: then
+            whoever has shown nothing in it may have gone on.
         has_called_roll: Whether all have said in the present store that they are in the operation.
+        report: What this rank has reported, as one of several that work; None before.
     """
 
     started_at_s: float
-    gate: bytes = b""
     is_in_new_store: bool = False
     has_called_roll: bool = False
+    report: OutcomeRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,7 @@ def _publish(
 ) -> Protocol[FinalRecord]:
     if joint.workers == (member.rank,):
         return (yield from _write_final(member, joint, (report,), arrival=arrival))
+    arrival.report = report
     yield Set(member.keys.joint("out", joint.seq, member.rank), encode(report))
     try:
         reported: int = yield Add(member.keys.joint("count", joint.seq), 1)
@@ -155,8 +156,9 @@ def _publish(
         # Only a hint: whoever waits reads the reports themselves at the end of a chunk.
         reported = 0
     if reported >= len(joint.workers):
-        outcomes, _missing = yield from _reports(member, joint)
-        return (yield from _write_final(member, joint, outcomes, arrival=arrival))
+        outcomes, missing = yield from _reports(member, joint, arrival)
+        if not missing:
+            return (yield from _write_final(member, joint, outcomes, arrival=arrival))
     if interrupted:
         # Whoever was interrupted does not wait for the others, and its report is the most severe
         # there is.
@@ -166,22 +168,31 @@ def _publish(
     # This failure fails all. A beat for those who fail at the same time, maybe more severely; then
     # the others are told, who may be waiting for an outage that does not matter any more.
     yield WaitFor(member.keys.joint("done", joint.seq), member.beat_s)
-    outcomes, _missing = yield from _reports(member, joint)
-    return (yield from _write_final(member, joint, outcomes or (report,), arrival=arrival))
+    outcomes, _missing = yield from _reports(member, joint, arrival)
+    return (yield from _write_final(member, joint, outcomes, arrival=arrival))
 
 
 def _reports(
-    member: Member, joint: Joint
+    member: Member, joint: Joint, arrival: Arrival
 ) -> Protocol[tuple[tuple[OutcomeRecord, ...], tuple[int, ...]]]:
+    """Read what the workers have reported; put this rank's own report back where it was lost.
+
+    A store that comes back empty has lost it, and nobody else knows it: without it this rank would
+    be waited for, and a success could be made of the reports of all others.
+    """
     keys = tuple(member.keys.joint("out", joint.seq, rank) for rank in joint.workers)
     values: list[bytes | None] = yield MultiGet(keys)
-    reports = tuple(
-        decode(OutcomeRecord, raw, key=key)
-        for key, raw in zip(keys, values, strict=True)
+    reports = {
+        rank: decode(OutcomeRecord, raw, key=key)
+        for rank, key, raw in zip(joint.workers, keys, values, strict=True)
         if raw is not None
-    )
-    missing = tuple(rank for rank, raw in zip(joint.workers, values, strict=True) if raw is None)
-    return reports, missing
+    }
+    mine = arrival.report
+    if mine is not None and member.rank not in reports:
+        yield Set(member.keys.joint("out", joint.seq, member.rank), encode(mine))
+        reports[member.rank] = mine
+    missing = tuple(rank for rank in joint.workers if rank not in reports)
+    return tuple(reports.values()), missing
 
 
 def _terms(joint: Joint, *, writer: str) -> FinalRecord:
@@ -268,9 +279,6 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
         if rang:
             # Its verdict was lost with the store, and a bell that stays rung is no busy loop.
             yield Sleep(member.beat_s)
-        if raw is None:
-            # So that whoever has work sees that this rank has gone nowhere.
-            yield from arrive_again(member, joint, arrival)
         now_s: float = yield Now()
         if is_time_to_speak(
             spoken_at_s, wait_s=chunk_s, voice_s=joint.patience.voice_s, now_s=now_s
@@ -279,7 +287,7 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
             yield Emit(
                 WorkAwaited(op=joint.op, seq=joint.seq, elapsed_s=elapsed_s, workers=joint.workers)
             )
-        outcomes, missing = yield from _reports(member, joint)
+        outcomes, missing = yield from _reports(member, joint, arrival)
         lost = yield from _lost(
             member, joint, arrival, missing=missing, silences=silences, longest_gap_s=chunk_s
         )
@@ -314,6 +322,7 @@ def _lost(
     mine, *values = yield MultiGet((member.keys.joint("arrived", member.rank), *parts))
     seen_at_s: float = yield Now()
     if mine is None:
+        # So that whoever has work sees that this rank has gone nowhere.
         yield from arrive_again(member, joint, arrival)
     if roll_call.has_gone_on(values[::2], seq=joint.seq):
         # Between the look at the verdict and this one, or with a verdict that was lost.

@@ -20,11 +20,12 @@ from lightning_resilience.errors import (
     CorruptRecordError,
     StoreUnavailableError,
 )
-from lightning_resilience.protocols.admission import leave, look
+from lightning_resilience.protocols.admission import look
 from lightning_resilience.protocols.budget import charge
 from lightning_resilience.protocols.circuit import apply, refresh, report
 from lightning_resilience.protocols.detour import follow, guide, isolate, lose, rejoin
 from lightning_resilience.protocols.effects import Emit
+from lightning_resilience.protocols.permit import leave
 
 
 if TYPE_CHECKING:

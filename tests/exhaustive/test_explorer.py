@@ -45,6 +45,7 @@ from lightning_resilience.protocols import (
     effects as fx,
     joint_fence,
     joint_verdict,
+    permit,
     shared_cell,
 )
 from lightning_resilience.protocols.shared_cell import Written
@@ -55,8 +56,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.drill.explored_world import State
+    from lightning_resilience.protocols.joint_terms import Arrival
 
     Patch = pytest.MonkeyPatch
+
+# Each is bounded by its depth; on a machine that does much else, half a minute becomes two.
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass(frozen=True)
@@ -346,8 +351,8 @@ def beat_whoever_is_in(patch: Patch) -> None:
         self._unanswered = core_slots.renewed(self.record, writer=nonce)
         return fx.Set(self.key, encode(self._unanswered))
 
-    patch.setattr(admission.Permit, "request", wrong)
-    patch.setattr(admission.Permit, "answered", lambda *_: None)
+    patch.setattr(permit.Permit, "request", wrong)
+    patch.setattr(permit.Permit, "answered", lambda *_: None)
 
 
 def forgive_at_once(patch: Patch) -> None:
@@ -362,7 +367,7 @@ def nobody_is_forgiven(patch: Patch) -> None:
 
 def stay_when_unanswered(patch: Patch) -> None:
     """A holder whose last beat was not answered does not find its own slot."""
-    patch.setattr(admission.Permit, "expectations", lambda self: (self.raw,))
+    patch.setattr(permit.Permit, "expectations", lambda self: (self.raw,))
 
 
 def verdicts_are_overwritten(patch: Patch) -> None:
@@ -392,8 +397,9 @@ def verdicts_are_made_up(patch: Patch) -> None:
 def no_roll_is_called(patch: Patch) -> None:
     """A rank that finds another store than it arrived in goes on as if nothing were."""
 
-    def wrong(*_: Any) -> fx.Protocol[None]:
+    def wrong(_member: Any, _joint: Any, arrival: Arrival) -> fx.Protocol[None]:
         yield from ()
+        arrival.has_called_roll = True
 
     patch.setattr(joint_fence, "_call_the_roll", wrong)
 

@@ -163,8 +163,8 @@ def test_a_fast_dev_run_runs(job: Job) -> None:
 
 
 @pytest.mark.parametrize("name", ["validate", "test", "predict"])
-def test_other_entry_points_are_left_alone(name: str, job: Job) -> None:
-    """Nothing is saved in these, so nothing is replaced, not even while they run."""
+def test_other_entry_points_are_covered_while_they_run(name: str, job: Job) -> None:
+    """They load checkpoints and save none: the strategy is hooked, the checkpoint callbacks not."""
     trainer, spy = with_spy(job)
     seen: list[Any] = []
     setattr(spy, f"on_{name.replace('validate', 'validation')}_start", looking(seen))
@@ -172,7 +172,8 @@ def test_other_entry_points_are_left_alone(name: str, job: Job) -> None:
     getattr(trainer, name)(EvaluatedModel(), make_data(2), **quiet(name))
 
     assert trainer.state.finished
-    assert seen == [[]]
+    assert "SingleDeviceStrategy.load_checkpoint" in seen[0]
+    assert not [name for name in seen[0] if name.startswith("ModelCheckpoint")]
     assert patched(trainer) == []
 
 

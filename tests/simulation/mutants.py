@@ -457,7 +457,12 @@ _SLOTS = (
         story="whoever has taken a slot gives it back",
         edits=(
             _edit(
-                "protocols/admission.py",
+                "protocols/permit.py",
+                "import CompareAndSet, Local, Nonce,",
+                "import CompareAndSet, Local, MultiGet, Nonce,",
+            ),
+            _edit(
+                "protocols/permit.py",
                 "            written = yield from write(permit.key, expected, free)\n",
                 "            held = yield MultiGet((permit.key,))\n"
                 '            written = yield from write(permit.key, held[0] or b"", free)\n',
@@ -619,7 +624,7 @@ _JOINT = (
             _edit(
                 "protocols/joint_fence.py",
                 "            return found\n",
-                "            yield Set(key, encode(mine))\n            return mine\n",
+                "            yield Set(keys[0], encode(mine))\n            return mine\n",
             ),
         ),
         found_by=("I8",),
@@ -699,5 +704,205 @@ _JOINT = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*_RECORD, *_PROBE, *_TRIP, *_SLOTS, *_RETRIES, *_JOINT)
+_COUNTED = "        if not missing:\n            return (yield from _write_final("
+_UNCOUNTED = "        if True:\n            return (yield from _write_final("
+
+_WORKERS = (
+    Mutant(
+        name="the verdict is taken when the first worker has reported",
+        story="all do the same, so one of them speaks for all",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "    if reported >= len(joint.workers):\n",
+                "    if reported >= 1:\n",
+            ),
+            # The second guard: whether all reports are there.
+            _edit("protocols/joint_verdict.py", _COUNTED, _UNCOUNTED),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="who waits decides by the reports that are there",
+        story="a chunk has passed, so whoever has not reported will not",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "        if set(lost) == set(missing):\n",
+                "        if outcomes or set(lost) == set(missing):\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="who has succeeded does not wait for the others",
+        story="my part is done, and the others will say if theirs is not",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "    if not report.failure:\n"
+                "        return (yield from await_final(member, joint, arrival))\n",
+                "    if not report.failure:\n"
+                "        return core.decide_final(_terms(joint, writer=''), (report,))\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="the least severe outcome is the verdict",
+        story="the greatest of all outcomes is the worst",
+        edits=(
+            _edit(
+                "core/joint.py",
+                "    first = min(reports, key=lambda report: (",
+                "    first = max(reports, key=lambda report: (",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="the first report in the list is the verdict",
+        story="they have all failed for one reason, so any of them says which",
+        edits=(
+            _edit(
+                "core/joint.py",
+                "    first = min(reports, key=lambda report: ("
+                "_severity(report.failure), report.rank))",
+                "    first = next((report for report in reports if report.failure), reports[0])",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="ties between failures go to the highest rank",
+        story="the last of equals stays when they are sorted",
+        edits=(
+            _edit(
+                "core/joint.py",
+                "(_severity(report.failure), report.rank)",
+                "(_severity(report.failure), -report.rank)",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="a failure looks at no other report",
+        story="I have failed, so all have, and it is known why",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "    outcomes, _missing = yield from _reports(member, joint, arrival)\n",
+                "    outcomes = (report,)\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="add is repeated after a lost answer",
+        story="every operation of the store is repeated until it is answered",
+        edits=(
+            _edit(
+                "protocols/persistent.py",
+                "_REPEATABLE = (Get, ",
+                "_REPEATABLE = (Add, Get, ",
+            ),
+            _edit(
+                "protocols/persistent.py",
+                "from lightning_resilience.protocols.effects import (\n",
+                "from lightning_resilience.protocols.effects import (\n    Add,\n",
+            ),
+            # The second guard: whether all reports are there.
+            _edit("protocols/joint_verdict.py", _COUNTED, _UNCOUNTED),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="an outcome is counted before it is written",
+        story="both are on their way, so their order is all the same",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                '    yield Set(member.keys.joint("out", joint.seq, member.rank), encode(report))\n'
+                "    try:\n",
+                "    try:\n",
+            ),
+            _edit(
+                "protocols/joint_verdict.py",
+                "        reported = 0\n    if reported",
+                "        reported = 0\n"
+                '    yield Set(member.keys.joint("out", joint.seq, member.rank), encode(report))\n'
+                "    if reported",
+            ),
+            # The second guard: whether all reports are there.
+            _edit("protocols/joint_verdict.py", _COUNTED, _UNCOUNTED),
+        ),
+        found_by=("I8",),
+    ),
+    # A count that is right never passes the number of workers, so that equality alone is no bug.
+    # It has to overshoot for other reasons, and then everybody waits although all have reported.
+    Mutant(
+        name="the count is compared by ==, and one rank counts twice",
+        story="when the last one has reported, the count is the number of workers",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "    if reported >= len(joint.workers):\n",
+                "    if reported == len(joint.workers):\n",
+            ),
+            _edit(
+                "protocols/joint_verdict.py",
+                'Add(member.keys.joint("count", joint.seq), 1)',
+                'Add(member.keys.joint("count", joint.seq), 2 - bool(member.rank))',
+            ),
+        ),
+        found_by=("I3",),
+    ),
+    Mutant(
+        name="outcomes are not counted",
+        story="whoever waits reads the reports anyway",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "    if reported >= len(joint.workers):\n",
+                "    if False:\n",
+            ),
+        ),
+        found_by=("I3",),
+    ),
+    Mutant(
+        name="a report that the store has lost is not put back",
+        story="I have reported, and what is written stays",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "    if mine is not None and member.rank not in reports:\n",
+                "    if False:\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=("reports_are_lost_with_the_store",),
+    ),
+    Mutant(
+        name="a rank that beats is taken for lost",
+        story="whoever has arrived and reports nothing is silent",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                'for part in ("arrived", "beat")]',
+                'for part in ("arrived", "arrived")]',
+            ),
+        ),
+        found_by=("I8",),
+    ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    *_RECORD,
+    *_PROBE,
+    *_TRIP,
+    *_SLOTS,
+    *_RETRIES,
+    *_JOINT,
+    *_WORKERS,
+)
 """All of them."""

@@ -24,6 +24,7 @@ from lightning_resilience import (
     CorruptRecordError,
     JointError,
     JointUnavailableError,
+    PeerFailedError,
     ResilienceCallback,
     ResilienceError,
     ResilientCheckpointIO,
@@ -77,6 +78,12 @@ def narrow(error: ResilienceError) -> None:
         assert_type(error.key, str)
     elif isinstance(error, ScenarioError):
         assert_type(error.line, int | None)
+
+
+def tell(error: PeerFailedError) -> None:
+    """The error of a rank that stops for another's names it."""
+    assert_type(error.rank, int | None)
+    assert_type(error.kind, str)
 
 
 def handle(error: Exception) -> str:

@@ -17,6 +17,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.deferral import defer
+from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
 from lightning_resilience.adapters.lightning.opening import check_times, open_session
 from lightning_resilience.adapters.lightning.options import check_options
@@ -61,6 +63,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     (rank 0; all of them at a load) wait behind a circuit breaker, and the others wait on the shared
     store instead of in a collective, so an outage may last longer than the process group's timeout.
     A checkpoint is believed only once storage reports its size.
+
+    The checkpoint to start from (``ckpt_path``, also of ``validate``, ``test`` and ``predict``) is
+    searched for by rank 0 and shared.
 
     Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
     strategy it says so and changes nothing.
@@ -137,9 +142,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             budget=self._options.budget,
         )
         self._forget()
+        defer(_callback_of)
 
     def _forget(self) -> None:
         self._session: Session | None = None
+        self._asked: Any = None
         self._patches = Patches()
         self._termination: Termination | None = None
         self._is_failing = False
@@ -148,13 +155,14 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one running fit of one process."""
-        running = ("_session", "_patches", "_termination", "_audible")
+        running = ("_session", "_asked", "_patches", "_termination", "_audible")
         return {name: value for name, value in vars(self).items() if name not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the options, with nothing running."""
         self._forget()
         self.__dict__.update(state)
+        defer(_callback_of)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -162,11 +170,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         """Check what needs the Trainer, open the shared store, and hook its checkpoints."""
         del pl_module
         environment = read_environment()
-        if stage != "fit" or not environment.enabled:
+        if not environment.enabled:
             return
         # What is not allowed is told now, not in a joint operation in which other ranks wait.
         read_topology()
-        if sum(isinstance(callback, ResilienceCallback) for callback in trainer.callbacks) > 1:
+        if len(_ours(trainer)) > 1:
             message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
             raise ConfigError(message)
         if not namespaces.writes_on_rank_zero(trainer):
@@ -182,25 +190,21 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         try:
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
-            hook_strategy(
-                trainer.strategy,
-                self._session,
-                self._patches,
-                at_end=self._close,
-                is_failing=lambda: self._is_failing,
-            )
-            if namespaces.loads_through_io(trainer):
-                hook_loads(trainer.strategy, self._session, self._patches)
-            hook_checkpoint_callbacks(trainer, self._session, self._patches)
+            self._hook(trainer, self._session, stage)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
             raise
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let the checkpoints that others save on an exception have their waits."""
-        del trainer, pl_module, exception
+        """Tell the other ranks, and let checkpoints that are saved on it have their waits."""
+        del trainer, pl_module
         self._is_failing = True
+        failing = None if self._session is None else self._session.failing
+        if failing is None:
+            tell_of_ended_group(exception)
+        else:
+            failing.leave(exception)
         if self._termination is not None:
             self._termination.acknowledge()
 
@@ -226,9 +230,34 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         check_times(trainer, options, self._joint)
         self._is_failing = False
         self._termination = Termination(trainer, self._patches)
-        return open_session(
-            trainer, environment, options, joint=self._joint, termination=self._termination
+        session = open_session(
+            trainer,
+            environment,
+            options,
+            joint=self._joint,
+            termination=self._termination,
+            asked=self._asked,
         )
+        if session.member.world_size > 1:
+            session.failing = Failing(
+                session.member, driver=session.driver, step=lambda: trainer.global_step
+            )
+        return session
+
+    def _hook(self, trainer: Any, session: Session, stage: str) -> None:
+        hook_strategy(
+            trainer.strategy,
+            session,
+            self._patches,
+            at_end=self._close,
+            is_failing=lambda: self._is_failing,
+        )
+        if namespaces.loads_through_io(trainer):
+            hook_loads(trainer.strategy, session, self._patches)
+        if stage == "fit":
+            hook_checkpoint_callbacks(trainer, session, self._patches)
+        if session.failing is not None:
+            hook_stage(trainer, session.failing, self._patches)
 
     def _close(self) -> None:
         session, self._session = self._session, None
@@ -242,6 +271,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def _end(self, session: Session) -> None:
         try:
+            if session.failing is not None:
+                session.failing.close()
             self._reports = session.reports(hurry=True)
         finally:
             session.close()
@@ -252,6 +283,15 @@ _OPTIONS: Final = tuple(
     for name, parameter in inspect.signature(ResilienceCallback.__init__).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 )
+
+
+def _ours(trainer: Any) -> list[ResilienceCallback]:
+    return [each for each in trainer.callbacks if isinstance(each, ResilienceCallback)]
+
+
+def _callback_of(trainer: Any) -> ResilienceCallback | None:
+    ours = _ours(trainer)
+    return ours[0] if ours and read_environment().enabled else None
 
 
 def _with_words(

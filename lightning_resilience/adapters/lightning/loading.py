@@ -19,10 +19,11 @@ import contextlib
 import errno
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
+from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.manifests import check_contents, check_in_place
 from lightning_resilience.adapters.object_store import find_info
@@ -30,6 +31,7 @@ from lightning_resilience.adapters.private_filesystem import plain_url
 from lightning_resilience.adapters.staging import discard, staging_name
 from lightning_resilience.adapters.trees import PIECE_BYTES, fetch
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.resolution import Inspection, difference
 
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ class TorchLoad(Work):
         url: The checkpoint.
         nonce: Makes names for what is fetched.
         options: ``map_location`` and ``weights_only`` of ``torch.load``.
+        expected: What rank 0 has seen of it; None where nobody has looked.
     """
 
     def __init__(
@@ -119,9 +122,11 @@ class TorchLoad(Work):
         *,
         nonce: Callable[[], str],
         options: Mapping[str, Any],
+        expected: Inspection | None = None,
     ) -> None:
         super().__init__(storage, url)
         self._nonce = nonce
+        self._expected = expected
         self._options = dict(options)
         self._names: list[str] = []
 
@@ -137,17 +142,49 @@ class TorchLoad(Work):
         place = self.storage.place(self.url)
         if plain_url(self.url).startswith("http"):
             return self._load_from_the_web(place, token)
-        if find_info(place.fs, place.path) is None:
+        found = find_info(place.fs, place.path)
+        if found is None and self._expected is not None:
+            self._disagree("it is not there on this rank")
+        if found is None:
             raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(self.url))
         manifest = check_in_place(place, token, digests=place.store.is_local)
         if manifest is None or place.store.is_local:
             with place.fs.open(place.path, "rb") as file:
-                return _load(file, token, self._options)
+                return self._load_chosen(file, size_bytes=found.get("size"), token=token)
         # What comes from elsewhere is read once: fetched, and checked before it is used.
         copy = self._fetch(place, token)
         check_contents(place, manifest, copy.contents, token=token)
         with Path(copy.path).open("rb") as file:
-            return _load(file, token, self._options)
+            return self._load_chosen(file, size_bytes=copy.size_bytes, token=token)
+
+    def _load_chosen(self, file: Any, *, size_bytes: int | None, token: CancelToken) -> Any:
+        if self._expected is not None:
+            self._compare(file, self._expected, size_bytes=size_bytes, token=token)
+        return _load(file, token, self._options)
+
+    def _compare(
+        self, file: Any, expected: Inspection, *, size_bytes: int | None, token: CancelToken
+    ) -> None:
+        different = difference(expected, size_bytes=size_bytes)
+        if different:
+            self._disagree(different)
+        marked = MarkedFile(file, token)
+        try:
+            digest = contents_digest(io.BufferedReader(marked)) if expected.digest else ""
+        except DAMAGED as error:
+            if marked.error is not None:
+                raise marked.error from error
+            self._disagree(f"it is damaged on this rank: {error}")
+        different = difference(expected, digest=digest)
+        if different:
+            self._disagree(different)
+        file.seek(0)
+
+    def _disagree(self, how: str) -> NoReturn:
+        # As a handle that went stale: a network filesystem may show this rank an older state, and
+        # a later attempt may see what rank 0 sees.
+        message = f"this is not the checkpoint that rank 0 has chosen: {how}"
+        raise OSError(errno.ESTALE, message, redacted(self.url))
 
     def _load_from_the_web(self, place: Place, token: CancelToken) -> Any:
         # A web server need not be able to seek, and Lightning fetches the whole file as well; it

@@ -29,6 +29,7 @@ __all__ = [
     "LIST_DIRECTORY",
     "callback_bases",
     "checkpoint_callbacks",
+    "checkpoint_connectors",
     "checkpoint_io_bases",
     "default_weights_only",
     "innermost_wrapper",
@@ -36,9 +37,14 @@ __all__ = [
     "is_stock_io",
     "is_wrapping_io",
     "loads_through_io",
+    "on_slurm",
     "process_group_timeout_s",
+    "resumes_exceptions",
+    "saves_exceptions",
+    "saves_on_exception",
     "sigterm_exception",
     "sigterm_notifier",
+    "stage_runner",
     "stock_io",
     "writes_on_rank_zero",
 ]
@@ -133,6 +139,18 @@ def sigterm_notifier(trainer: Any) -> tuple[Any, str]:
     return trainer._signal_connector, "_sigterm_notifier_fn"
 
 
+def stage_runner(trainer: Any) -> tuple[Any, str]:
+    """Return the object and the name of the method in which all training happens."""
+    return trainer, "_run_stage"
+
+
+def saves_on_exception(callback: Any) -> bool:
+    """Tell whether a checkpoint callback may save when training ends with an exception."""
+    does = type(callback).on_exception
+    is_own = all(does is not vars(base)["on_exception"] for base in callback_bases())
+    return is_own and bool(getattr(callback, "save_on_exception", True))
+
+
 def is_stock_io(checkpoint_io: object) -> bool:
     """Tell whether this is ``TorchCheckpointIO`` itself, of either distribution."""
     kind = type(checkpoint_io)
@@ -154,6 +172,11 @@ def innermost_wrapper(checkpoint_io: Any) -> Any:
     return wrapper
 
 
+def saves_exceptions(callback: object) -> bool:
+    """Tell whether this is an ``OnExceptionCheckpoint`` of either distribution."""
+    return _is_named(callback, "OnExceptionCheckpoint")
+
+
 def is_model_checkpoint(callback: object) -> bool:
     """Tell whether this is a ``ModelCheckpoint`` of either distribution, or derived from one."""
     return _is_named(callback, "ModelCheckpoint")
@@ -162,6 +185,26 @@ def is_model_checkpoint(callback: object) -> bool:
 def checkpoint_callbacks(trainer: Any) -> Iterable[Any]:
     """Return the Trainer's checkpoint callbacks, of either distribution."""
     return [callback for callback in trainer.callbacks if _is_named(callback, "Checkpoint")]
+
+
+def checkpoint_connectors() -> list[Any]:
+    """Return the classes that choose the checkpoint to start from, of the distributions in use."""
+    homes = [home for home in _DISTRIBUTIONS if home in sys.modules]
+    name = "trainer.connectors.checkpoint_connector"
+    return [import_module(f"{home}.{name}")._CheckpointConnector for home in homes]
+
+
+def on_slurm(trainer: object) -> bool:
+    """Tell whether this Trainer takes itself to be started by SLURM."""
+    fabric = _DISTRIBUTIONS[_home_of(trainer)]
+    detected: bool = import_module(f"{fabric}.plugins.environments").SLURMEnvironment.detect()
+    return detected
+
+
+def resumes_exceptions(trainer: Any) -> bool:
+    """Tell whether a fit that is not told otherwise goes on from what an exception has saved."""
+    is_fitting = trainer.state.fn is not None and trainer.state.fn.value == "fit"
+    return is_fitting and any(saves_exceptions(callback) for callback in trainer.callbacks)
 
 
 def writes_on_rank_zero(trainer: Any) -> bool:

@@ -3,7 +3,7 @@
 """Open a rank's session: which run and start it belongs to, by which store, with which times.
 
 Called in ``setup``, on every rank at the same point: there Lightning has collectives as well, and
-the one of ours is nobody's surprise.
+the two of ours are nobody's surprise.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def open_session(
     *,
     joint: JointConfig,
     termination: Termination,
+    asked: Any,
 ) -> Session:
     """Open this rank's session.
 
@@ -78,20 +79,21 @@ def open_session(
         options: Checked options of the callback, with those of a ``CheckpointIO`` that it found.
         joint: Options of joint operations.
         termination: Ends waits at a signal.
+        asked: What this rank was asked to start from; rank 0's counts.
 
     Raises:
         StoreUnavailableError: The shared store does not answer.
 
     Note:
-        Every rank; one broadcast.
+        Every rank; a broadcast and a barrier.
     """
     rank = trainer.global_rank
     dice = SystemDice(rank=rank)
-    # The one collective of ours, here where Lightning has some too: keys of an earlier start of
-    # the same run are still in the launcher's store, and all ranks have to leave them alone.
+    # Keys of an earlier start of the same run are still in the launcher's store, and all ranks have
+    # to leave them alone.
     # And a variable that is set on one node only must not give its ranks keys of their own.
     own_run_id = options.run_id or environment.run_id or dice.nonce()
-    run_id, incarnation = trainer.strategy.broadcast((own_run_id, dice.nonce()))
+    run_id, incarnation, asked = trainer.strategy.broadcast((own_run_id, dice.nonce(), asked))
     store = options.store if options.store is not None else environment.store
     driver = Driver(
         store=open_store(
@@ -107,14 +109,18 @@ def open_session(
         adopt=adopt_device,
     )
     keys = Keys(run_id=run_id, incarnation=incarnation)
-    return Session(
+    session = Session(
         member=_member(keys, trainer, joint),
         policy=options.policy,
         driver=driver,
         storage=options.storage(environment, run_id=run_id),
         hosts=trainer.num_nodes,
         is_stopping=lambda: termination.is_pending,
+        asked=asked,
     )
+    # Order: all have enlisted before the first joint operation of any, which may be in setup.
+    trainer.strategy.barrier("lightning_resilience_setup")
+    return session
 
 
 def _member(keys: Keys, trainer: Any, joint: JointConfig) -> Member:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that one rank needs for one ``fit``: store, driver, breakers, and joint operations.
+"""Everything that one rank needs for one run: store, driver, breakers, and joint operations.
 
 Made in ``setup``, when the process group is up, and closed at the strategy's ``teardown``. Every
 method that is a joint operation must be called on all ranks in the same order, as Lightning calls
@@ -20,8 +20,10 @@ from lightning_resilience.adapters.lightning.alone import Alone
 from lightning_resilience.adapters.lightning.work import Asked, carry_out, hand_over
 from lightning_resilience.core.events import CheckpointRemoved
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.incident import PeerInterruption
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.records import FinalRecord
 from lightning_resilience.errors import ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
@@ -33,9 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
+    from lightning_resilience.adapters.lightning.failing import Failing
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
-    from lightning_resilience.core.records import FinalRecord
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.runtime.driver import Driver
@@ -47,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One rank's part in one ``fit``.
+    """One rank's part in one run: a fit, or a validation, test or prediction.
 
     Args:
         member: Who this rank is.
@@ -56,6 +59,10 @@ class Session:
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
         is_stopping: Whether this process was told to stop, and nobody has acted on it.
+        asked: What rank 0 was asked to start from.
+
+    Attributes:
+        failing: What this rank tells and knows of ranks that leave; None where it is the only one.
     """
 
     def __init__(
@@ -67,14 +74,19 @@ class Session:
         storage: Storage,
         hosts: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
+        asked: Any = None,
     ) -> None:
         self.member = _enlisted(member, driver)
         self.driver = driver
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
+        self.failing: Failing | None = None
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
+        self.asked = asked
+        self.chosen: Inspection | None = None
+        """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
         self._removals: list[Work] = []
         self._removals_failed = False
 
@@ -177,7 +189,33 @@ class Session:
         """
         return self._joint(op, url, Asked(self.storage, url, work), kind=kind).final
 
-    def _joint(
+    def _joint(self, op: str, url: str, work: Work | None, **how: Any) -> JointResult:
+        self._seq += 1
+        if self.failing is None:
+            return self._together(op, url, work, **how)
+        if self.failing.leaves_alone:
+            return self._by_itself(op, work, **how)
+        try:
+            self.failing.check()
+            return self._together(op, url, work, **how)
+        except PeerInterruption as interruption:
+            raise interruption.error from None
+
+    def _by_itself(
+        self, op: str, work: Work | None, *, kind: str = "write", is_guarded: bool = True
+    ) -> JointResult:
+        # On an exception, with nobody there to agree with.
+        if work is None:
+            return JointResult(final=FinalRecord(op=op, writer=""))
+        if is_guarded:
+            done = self.alone.run(op, work, kind=kind)
+        else:
+            done = self.driver.run(hand_over(work, self.driver.clock.now_s()))
+        return JointResult(
+            final=FinalRecord(op=op, detail=_detail(op, done), writer=""), value=done
+        )
+
+    def _together(
         self,
         op: str,
         url: str,
@@ -187,7 +225,6 @@ class Session:
         by_all: bool = False,
         is_guarded: bool = True,
     ) -> JointResult:
-        self._seq += 1
         breakers = self.alone.breakers
         storage = self.storage if work is None else work.storage
         joint = Joint(
@@ -224,11 +261,6 @@ class Session:
         def report(error: BaseException) -> Any:
             return report_of(error, rank=self.member.rank, outcome=joint.patience.classify(error))
 
-        def detail(done: Guarded) -> str:
-            # A checkpoint that was loaded is nothing to tell the others.
-            value = None if joint.op == "load" else done.value
-            return "" if value is None else str(getattr(value, "digest", value))
-
         first = None if joint.op == "remove" else self._removal_first()
 
         def run(started_at_s: float) -> Protocol[Guarded]:
@@ -240,7 +272,7 @@ class Session:
             call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
             return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
 
-        return Part(run=run, detail=detail, outcome=report)
+        return Part(run=run, detail=partial(_detail, joint.op), outcome=report)
 
     def _removal_first(self) -> Protocol[Guarded] | None:
         # Asked for outside a ModelCheckpoint's save point, for example by a callback of the user's.
@@ -310,6 +342,12 @@ class Session:
     def _let_go(self) -> None:
         self.driver.close()
         self.driver.store.close()
+
+
+def _detail(op: str, done: Guarded) -> str:
+    # A checkpoint that was loaded is nothing to tell the others.
+    value = None if op == "load" else done.value
+    return "" if value is None else str(getattr(value, "digest", value))
 
 
 def _enlisted(member: Member, driver: Driver) -> Member:

@@ -89,6 +89,8 @@ RECORDS: dict[type[Any], st.SearchStrategy[Any]] = {
         workers=st.lists(ranks, max_size=9).map(tuple),
         lost_ranks=st.lists(ranks, max_size=9).map(tuple),
         attempts=counts,
+        is_open=st.booleans(),
+        is_draft=st.booleans(),
         writer=texts,
     ),
 }

@@ -20,11 +20,12 @@ TIMEOUT_S = 1440.0
 
 
 def joined() -> News:
-    """A world in which all four ranks are in a joint save."""
+    """A world in which all four ranks are in a joint save, and storage has served its worker."""
     news = News()
     for rank in range(4):
         news.begin(rank, "joint")
         news.write(rank, KEYS.joint("arrived", rank), b"1")
+    news.answer(news.send(0))
     return news
 
 
@@ -82,6 +83,37 @@ def test_a_verdict_that_changes_is_seen() -> None:
 
     with broken(VERDICT):
         news.verdict(1, 1, failure="lost", first_rank=0)
+
+
+def test_a_refusal_of_a_gate_that_nobody_has_written_is_seen() -> None:
+    """All follow the gate that came first."""
+    news = joined()
+    gate(news, 1, verdict="proceed")
+
+    with broken(VERDICT):
+        news.verdict(2, 1, failure="transient", first_rank=2, error="open")
+
+
+@pytest.mark.parametrize("is_draft", [True, False])
+def test_a_verdict_in_the_place_of_no_ballot_is_seen(*, is_draft: bool) -> None:
+    """Nothing, and a draft, may lie in two stores."""
+    news = joined()
+    if is_draft:
+        news.final(1, 1, is_open=True, is_draft=True)
+
+    with broken(VERDICT):
+        news.final(0, 1)
+
+
+@pytest.mark.parametrize("drawn_up_by", [None, 1])
+def test_a_ballot_in_the_place_of_no_draft_of_its_own_is_seen(drawn_up_by: int | None) -> None:
+    """Only its writer knows that it is not created any more."""
+    news = joined()
+    if drawn_up_by is not None:
+        news.final(drawn_up_by, 1, is_open=True, is_draft=True)
+
+    with broken(VERDICT):
+        news.final(0, 1, is_open=True)
 
 
 def test_a_gate_that_changes_is_seen() -> None:
@@ -171,6 +203,33 @@ def test_a_verdict_that_all_have_left_behind_is_removed() -> None:
         news.begin(rank, "joint")
 
     news.write(0, KEYS.joint("final", 1), None)
+
+
+def spoiled(news: News, rank: int) -> None:
+    """Let a rank say that nobody can know the verdict of operation 3."""
+    writer = news.ranks[rank].dice.nonce()
+    ballot = FinalRecord(op="save", lost_ranks=(3,), is_open=True, writer=writer)
+    news.write(rank, KEYS.joint("final", 3), encode(ballot))
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_ballot_is_spoiled_only_where_something_was_lost(is_lost: bool) -> None:  # noqa: FBT001 - data
+    """At any time since the joint operation before, also where other calls came between."""
+    news = joined()
+    leave(news, 1, news.verdict(0, 1))
+    if is_lost:
+        for what in ("store_gone begins", "store_gone ends"):
+            for happened in news.to.happened:
+                happened(10.0, what)
+    news.at(20.0).begin(1, "single")
+    news.end(1)
+    news.at(30.0).begin(1, "joint")
+
+    if is_lost:
+        spoiled(news, 1)
+    else:
+        with broken(VERDICT):
+            spoiled(news, 1)
 
 
 def test_a_key_of_another_incarnation_is_seen() -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import pytest
 
 from lightning_resilience.core.breaker_config import BreakerConfig
+from lightning_resilience.core.records import GateRecord, OutcomeRecord, encode
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.drill.checks import liveness_bound_s
 from lightning_resilience.drill.checks_liveness import closing_bound_s, operation_bound_s
 from lightning_resilience.drill.scenario import Clocks, Scenario, Storage, Store, Workload
-from tests.drill_news import RESET, News, broken
+from tests.drill_news import KEYS, RESET, News, broken
 
 
 CLOSES = "I3 Closes"
@@ -128,6 +129,26 @@ def test_an_operation_that_is_over_is_forgotten(end: str) -> None:
         news.crash(2)
 
     news.at(operation_bound_s(news.world.scenario, is_joint=False) + 1.0).read(3)
+
+
+@pytest.mark.parametrize("why", ["reported", "refused"])
+def test_a_circuit_need_not_close_for_who_only_waits_for_the_verdict(why: str) -> None:
+    """It has reported its failure, or a gate has refused all: nobody calls storage any more."""
+    news = News()
+    news.trip()
+    for rank in (2, 3):
+        news.begin(rank, "load")
+        if why == "reported":
+            report = OutcomeRecord(rank=rank, failure="transient")
+            news.write(rank, KEYS.joint("out", 1, rank), encode(report))
+    if why == "refused":
+        writer = news.ranks[2].dice.nonce()
+        gate = GateRecord(
+            op="load", digest="", verdict="fail", epoch=2, rank=2, reason="open", writer=writer
+        )
+        news.write(2, KEYS.joint("gate", 1, 0), encode(gate))
+
+    news.at(closing_bound_s(news.world.scenario) + 1.0).read(2)
 
 
 def test_who_was_served_need_not_close_the_circuit() -> None:

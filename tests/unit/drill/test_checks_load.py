@@ -176,3 +176,14 @@ def test_a_read_under_a_fresh_view_is_seen() -> None:
 
     with broken(CHEAP):
         easy(news, at_s=12.0, cost=1)
+
+
+def test_a_lost_claim_is_no_right_that_a_call_needs() -> None:
+    """Its answer was lost, another has the slot, and a closed circuit asks for none."""
+    news = made()
+    news.begin(0, "single")
+    news.take(0, 0)
+    news.at(LEASE_S).begin(1, "collective")
+    news.take(1, 0)
+
+    news.at(LEASE_S + 1.0).send(0)

@@ -29,6 +29,8 @@ from lightning_resilience.drill.scenario import (
     Interrupt,
     Kind,
     OutageFailure,
+    Refusal,
+    RefusalError,
     Scenario,
 )
 from lightning_resilience.drill.scenario_file import parse_scenario, scenario_text
@@ -161,7 +163,7 @@ def test_a_sweep_shows_every_kind_of_world() -> None:
     shown = Counter(name for seed in SWEEP for name in shown_by(worlds()[seed]))
 
     assert set(get_args(Kind)) <= set(shown)
-    assert len(shown) == 29
+    assert len(shown) == 30
     assert {name: count for name, count in shown.items() if count < OFTEN_ENOUGH} == {}
 
 
@@ -176,6 +178,7 @@ def test_a_sweep_shows_every_fault() -> None:
     empty = Counter(getattr(fault, "comes_back_empty", None) for fault in faults)
 
     expected = {("Outage", error, False) for error in get_args(OutageFailure)}
+    expected |= {("Refusal", error, False) for error in get_args(RefusalError)}
     expected |= {("Brownout", error, False) for error in get_args(BrownoutFailure)}
     expected |= {
         (name, None, late) for name in ("Crash", "Pause", "Interrupt") for late in (False, True)
@@ -184,6 +187,21 @@ def test_a_sweep_shows_every_fault() -> None:
     assert min(kinds.values()) >= OFTEN_ENOUGH
     assert min(ways[way] for way in expected) >= OFTEN_ENOUGH
     assert min(empty[True], empty[False]) >= OFTEN_ENOUGH
+
+
+def test_only_some_of_those_who_load_are_refused() -> None:
+    """All of one world may be, and in most some are served, so that outcomes differ."""
+    loads = [world for world in worlds() if "load" in world.workload.kinds]
+    shares = [
+        len(fault.ranks) / world.ranks
+        for world in loads
+        for fault in world.faults
+        if isinstance(fault, Refusal) and world.ranks > 1
+    ]
+
+    assert 0.25 < len(loads) / len(worlds()) < 0.35
+    assert max(shares) == 1.0
+    assert sum(share < 1.0 for share in shares) > 0.7 * len(shares)
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "12345"])

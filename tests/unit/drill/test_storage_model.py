@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.drill.process import Host
-from lightning_resilience.drill.scenario import Brownout, Outage, Storage
+from lightning_resilience.drill.scenario import Brownout, Outage, Refusal, Storage
 from lightning_resilience.drill.virtual import HostClock
 from tests.drill_scenes import Bench
 
@@ -31,7 +32,7 @@ def bench_of(**options: Any) -> Bench:
     )
 
 
-def ill(bench: Bench, fault: Outage | Brownout) -> None:
+def ill(bench: Bench, fault: Outage | Brownout | Refusal) -> None:
     """Let storage be ill for as long as the fault says."""
     bench.at(fault.at_s, lambda: bench.storage.begin(fault))
     bench.at(fault.at_s + fault.for_s, lambda: bench.storage.end(fault))
@@ -229,6 +230,25 @@ def test_a_brownout_fails_its_share() -> None:
     failed = [request for request in requests if request.failed is not None]
     assert len(failed) / 2000 == pytest.approx(0.3, abs=0.04)
     assert set(ends(failed)) == {1.0 + FAILING_S}
+
+
+@pytest.mark.parametrize("error", ["auth", "permanent", "capacity"])
+def test_a_refusal_strikes_the_requests_of_some_ranks(error: Any) -> None:
+    """The others are served, and afterwards all are."""
+    bench = bench_of(slots=8)
+    ill(bench, Refusal(at_s=0, for_s=5, ranks=(1, 3), error=error))
+    asked: list[Request] = []
+
+    def ask(rank: int) -> None:
+        asked.append(bench.request(bench.process(rank)))
+
+    for at_s in (1.0, 6.0):
+        for rank in range(4):
+            bench.at(at_s, partial(ask, rank))
+    bench.run()
+
+    refused = FailureClass(error)
+    assert failures(asked) == [None, refused, None, refused, None, None, None, None]
 
 
 def test_a_brownout_makes_those_slow_that_begin_in_it() -> None:

@@ -13,6 +13,7 @@ from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.drill.observer import Observer
 from lightning_resilience.drill.scenario import (
     Outage,
+    Refusal,
     Scenario,
     Storage,
     Store,
@@ -112,6 +113,48 @@ def test_only_the_worker_of_a_joint_save_comes_to_storage() -> None:
     assert {process.state for process in world.processes} == {"ended"}
     details = {operation.result.final.detail for operation in operations.finished}
     assert details == {"done"}
+
+
+def test_every_rank_of_a_joint_load_comes_to_storage() -> None:
+    """Each by a slot and with its own call; and one verdict of all is what all return."""
+    _, seen, operations = played(workload=Workload(kinds=("load",), rounds=2))
+
+    assert len(seen.requests) == 4 * 2
+    assert {(request.process.rank, request.kind) for request in seen.requests} == {
+        (rank, "call") for rank in range(4)
+    }
+    finals = [operation.result.final for operation in operations.finished]
+    assert [(final.op, final.failure, final.workers) for final in finals] == [
+        ("load", "", (0, 1, 2, 3))
+    ] * 8
+    assert len({final.writer for final in finals}) == 2
+
+
+def test_a_joint_load_is_in_flight_up_to_the_limit() -> None:
+    """All ranks come at the same time, and so by slots."""
+    world, seen, _ = played(
+        ranks=32,
+        storage=Storage(slots=64, service_s=1.0),
+        workload=Workload(kinds=("load",), spread_s=0.0),
+    )
+
+    assert seen.most_in_flight == world.scenario.breaker.max_concurrent < 32
+
+
+def test_one_rank_that_is_refused_fails_the_load_of_all() -> None:
+    """Within a beat, with its failure and its rank."""
+    world, _, operations = played(
+        workload=Workload(kinds=("load",), rounds=2),
+        faults=(Refusal(at_s=0, for_s=10, ranks=(2,)),),
+    )
+
+    errors = [operation.error for operation in operations.finished]
+    assert len(errors) == 4
+    assert {type(error) for error in errors} == {JointError}
+    assert {operation.result.final.failure for operation in operations.finished} == {"permanent"}
+    assert {operation.result.final.first_rank for operation in operations.finished} == {2}
+    assert max(operation.ended_at_s or 0.0 for operation in operations.finished) < 10.0
+    assert {process.state for process in world.processes} == {"ended"}
 
 
 def test_kinds_take_turns_within_a_round() -> None:

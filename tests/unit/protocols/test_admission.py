@@ -400,6 +400,25 @@ def test_whoever_waits_for_a_slot_says_so(pace_s: float) -> None:
         assert len(spoken) <= 3 + (world.now_s - came_s) / 14.0
 
 
+def test_whoever_says_that_it_waits_does_not_look() -> None:
+    """What it says it knows, and a read is load on the store."""
+    world = World()
+    (mine,) = begun(world, 1, config=ONE_SLOT)
+    held = SlotRecord(holder="other", turn=1, took_s=40.0, writer="other")
+    world.values[KEYS.slot(DEPENDENCY, 0)] = encode(held)
+    world.values[KEYS.turn(DEPENDENCY)] = b"20"
+
+    task = world.spawn(
+        enter(mine, operation="save", voice_s=10.0, deadline_at_s=world.now_s + 400.0)
+    )
+    world.run()
+
+    spoken = [event for _, event in task.events if isinstance(event, SlotAwaited)]
+    looks = [effect for effect in task.performed if isinstance(effect, fx.MultiGet)]
+    assert len(spoken) >= 400.0 / 10.0
+    assert len(looks) == 2
+
+
 # --- when to come ----------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from lightning_resilience.core.events import GateDecided, RanksLost, VerdictReached, WorkAwaited
 from lightning_resilience.core.joint import error_of
+from lightning_resilience.core.records import FinalRecord, decode
 from lightning_resilience.errors import JointError, JointUnavailableError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.circuit import begin, refresh
@@ -267,7 +268,8 @@ def test_a_verdict_that_stops_rests_on_a_read_made_after_arrival() -> None:
         put(world, state="closed", epoch=5)
         operation = joint(mine, patience(dependency))
         mine_to_do = part(lambda: guarded(mine, dependency))
-        return [(yield from perform(member(0, on_outage="fail"), operation, mine_to_do))]
+        me = member(0, world_size=1, on_outage="fail")
+        return [(yield from perform(me, operation, mine_to_do))]
 
     task = world.spawn(rank())
     world.run(limit_s=10)
@@ -333,7 +335,9 @@ def test_when_the_last_worker_dies_before_the_verdict_others_write_it() -> None:
     tasks = job(world, dependency, ranks=3, workers=(0, 1))
     world.fault = once(
         lambda _task, effect: (
-            isinstance(effect, fx.CompareAndSet) and "/final/" in effect.key and effect.expected
+            isinstance(effect, fx.CompareAndSet)
+            and "/final/" in effect.key
+            and not decode(FinalRecord, effect.desired, key=effect.key).is_open
         ),
         Crash(),
     )

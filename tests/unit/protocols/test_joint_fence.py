@@ -26,14 +26,14 @@ from tests.scenes import (
     patience,
     record,
 )
-from tests.scripted_driver import Crash, Pause, World
+from tests.scripted_driver import Away, Crash, Lost, Pause, World
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.protocols.effects import Effect, Protocol
-    from lightning_resilience.protocols.joint import JointResult
+    from lightning_resilience.protocols.joint import JointResult, Member
     from tests.scripted_driver import Fault, Task
 
 
@@ -232,6 +232,177 @@ def test_a_rank_that_dies_after_the_first_gate_costs_no_verdict(at: int) -> None
         )
 
     tasks = play(once(Crash(), dies), lost_at_s=1e6)
+
+    assert verdicts_of(tasks) == {("ok",)}
+
+
+def place_of(task: Task, effect: Effect, struck: set[str]) -> str:
+    """Where a rank is that can carry something from one store into another.
+
+    ``gate`` and ``ballot``, when the third rank has created them; ``repeat``, before it asks again,
+    and ``again``, after; ``work``, when the worker has begun; ``look``, when it has read its own
+    number after that.
+    """
+    key = getattr(effect, "key", "")
+    if task.name == OTHER and isinstance(effect, fx.CompareAndSet) and not effect.expected:
+        if "/gate/" in key:
+            return "gate"
+        return "again" if "repeat" in struck else "ballot"
+    if task.name == OTHER and isinstance(effect, fx.Sleep):
+        return "repeat" if "ballot" in struck else ""
+    if task.name != WORKER:
+        return ""
+    if isinstance(effect, fx.Call):
+        return "work"
+    is_look = KEYS.joint("arrived", WORKER) in getattr(effect, "keys", (key,))
+    return "look" if is_look and "work" in struck else ""
+
+
+def at_places(strikes: dict[str, Fault]) -> Callable[[Task, int, Effect], Fault | None]:
+    """Strike once at each of some places; the third rank is the first at the gate."""
+    struck: set[str] = set()
+
+    def fault(task: Task, _index: int, effect: Effect) -> Fault | None:
+        if is_arrival(effect, task.name):
+            return Pause(1.0) if task.name != OTHER else None
+        place = place_of(task, effect, struck)
+        if place not in strikes or place in struck:
+            return None
+        struck.add(place)
+        return strikes[place]
+
+    return fault
+
+
+def test_a_ballot_that_comes_late_into_another_store_takes_no_verdict() -> None:
+    """Who decided the gate lays it out after the loss, and the worker has looked before it."""
+    stops: dict[str, Fault] = {"gate": Pause(348.0), "work": Pause(200.0), "look": Pause(150.0)}
+
+    tasks = play(at_places(stops), lost_at_s=250.0)
+
+    assert tasks[WAITER].result == ["lost"]
+    assert verdicts_of(tasks) == {("lost",)}
+
+
+@pytest.mark.parametrize("again_s", [0.0, 20.0])
+def test_a_ballot_that_is_created_in_two_stores_takes_no_verdict(again_s: float) -> None:
+    """Its first answer was lost; asked for again after the loss, it is created there as well."""
+    strikes: dict[str, Fault] = {
+        "ballot": Lost(),
+        "repeat": Pause(348.0),
+        "again": Pause(again_s),
+        "work": Pause(30.0),
+        "look": Pause(325.0),
+    }
+
+    tasks = play(at_places(strikes), lost_at_s=250.0)
+
+    assert tasks[WAITER].result == ["lost"]
+    assert verdicts_of(tasks) == {("lost",)}
+
+
+def waits_alone(world: World, me: Member, *, seqs: tuple[int, ...]) -> list[str]:
+    """A rank of two in operations of which the worker shows nothing; how each of them ends."""
+    dependency = Dependency(world)
+
+    def waits(seq: int) -> Protocol[str]:
+        operation = joint(circuit(), patience(dependency), seq=seq)
+        try:
+            return (yield from perform(me, operation, None)).final.failure
+        except JointUnavailableError as error:
+            return f"unavailable {error.seq}"
+
+    def waits_for_all() -> Protocol[dict[int, str]]:
+        ended = {}
+        for seq in seqs:
+            ended[seq] = yield from waits(seq)
+        return ended
+
+    task = world.spawn(waits_for_all(), name=WAITER)
+    world.run(limit_s=2000.0)
+    return list(task.result.values())
+
+
+def test_who_has_left_an_operation_without_its_verdict_makes_none_of_the_next_one_up() -> None:
+    """Its number is in the new store, but says nothing: the worker may have gone on for long."""
+    world = World(seed=3)
+    world.values[KEYS.joint("arrived", WAITER)] = b"0"
+    world.values[KEYS.joint("arrived", WORKER)] = b"1"
+    world.at(5.0, world.values.clear)
+
+    ended = waits_alone(world, member(WAITER, last_seq=0), seqs=(1, 2))
+
+    assert ended == ["unavailable 1", "unavailable 2"]
+
+
+@pytest.mark.parametrize(("last_seq", "ends"), [(None, "unavailable 1"), (0, "lost")])
+def test_who_could_not_enlist_makes_no_verdict_up(last_seq: int | None, ends: str) -> None:
+    """It cannot tell a store in which nobody has come yet from one that was lost."""
+    world = World(seed=3)
+    world.values[KEYS.joint("arrived", WAITER)] = b"0"
+
+    ended = waits_alone(world, member(WAITER, last_seq=last_seq), seqs=(1,))
+
+    assert ended == [ends]
+
+
+def test_ranks_that_could_not_enlist_save_all_the_same() -> None:
+    """The store was away in their setup; once all have come, the first verdict is made."""
+    world = World(seed=3)
+    dependency = Dependency(world)
+    mine = circuit()
+    work = part(lambda: guarded(mine, dependency))
+    tasks = [
+        world.spawn(
+            perform(member(rank), joint(mine, patience(dependency)), work if rank == 0 else None),
+            name=rank,
+        )
+        for rank in range(2)
+    ]
+
+    world.run(limit_s=30.0)
+
+    assert [task.error for task in tasks] == [None, None]
+    assert [task.result.final.failure for task in tasks] == ["", ""]
+
+
+def test_a_draft_whose_writer_has_died_costs_no_verdict() -> None:
+    """Whoever makes the verdict lays out a ballot in its place."""
+
+    def lies_there(task: Task, effect: Effect) -> bool:
+        is_ballot = isinstance(effect, fx.CompareAndSet) and "/final/" in effect.key
+        return task.name == OTHER and is_ballot and bool(getattr(effect, "expected", b""))
+
+    struck = once(Crash(), lies_there)
+
+    def fault(task: Task, index: int, effect: Effect) -> Fault | None:
+        if task.name != OTHER and is_arrival(effect, task.name):
+            return Pause(1.0)
+        return struck(task, index, effect)
+
+    tasks = play(fault, lost_at_s=1e6)
+
+    assert tasks[OTHER].crashed
+    assert verdicts_of(tasks) == {("ok",)}
+
+
+def test_a_roll_call_bears_a_beat_that_is_not_heard() -> None:
+    """It is a sign of life, and the next one is as good."""
+
+    def beats(task: Task, effect: Effect) -> bool:
+        is_beat = isinstance(effect, fx.Set) and effect.key == KEYS.joint("beat", WORKER)
+        return task.name == WORKER and is_beat and bool(lost)
+
+    lost: list[float] = []
+    world = World(seed=3, fault=once(Away(), beats))
+    tasks = [world.spawn(saves(rank, world, lasts_s=4.0), name=rank) for rank in range(3)]
+
+    def lose() -> None:
+        lost.append(world.now_s)
+        world.values.clear()
+
+    world.at(3.5, lose)
+    world.run(limit_s=2000.0)
 
     assert verdicts_of(tasks) == {("ok",)}
 
