@@ -14,6 +14,7 @@
     │   └── JointUnavailableError          this rank could not learn what the others agreed
     ├── PeerFailedError                    another rank has left, so this one stops
     ├── CheckpointError                    a checkpoint is not what was written
+    │   └── CorruptCheckpointError         what is there is not what its manifest says
     ├── CallTimeoutError (also TimeoutError)  a call was abandoned at its timeout
     ├── InvalidTransitionError             a bug of ours
     ├── DrillFailedError                   a simulated job did not keep a promise; a bug of ours
@@ -36,6 +37,7 @@ __all__ = [
     "CheckpointError",
     "CircuitOpenError",
     "ConfigError",
+    "CorruptCheckpointError",
     "CorruptRecordError",
     "DrillFailedError",
     "InvalidTransitionError",
@@ -271,6 +273,10 @@ class PeerFailedError(ResilienceError):
 
 class CheckpointError(ResilienceError):
     """A checkpoint in storage is not what was written."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """What is there under a checkpoint's name is not what its manifest says was saved."""
 
 
 class CallTimeoutError(ResilienceError, TimeoutError):

@@ -213,9 +213,9 @@ _CANCELLED_NAMES = frozenset((
 
 _NAMES = _table({
     FailureClass.PERMANENT: (
-        "ConfigError CorruptRecordError InvalidTransitionError PanicException "
-        "TypeError AttributeError NameError ImportError NotImplementedError SyntaxError "
-        "AssertionError RecursionError PicklingError "
+        "ConfigError CorruptRecordError CorruptCheckpointError InvalidTransitionError "
+        "PanicException TypeError AttributeError NameError ImportError NotImplementedError "
+        "SyntaxError AssertionError RecursionError PicklingError "
         "FileExistsError IsADirectoryError NotADirectoryError "
         "ParamValidationError NoRegionError ProfileNotFound InvalidRegionError InvalidConfigError "
         "ConfigParseError UnknownEndpointError UnsupportedSignatureVersionError "

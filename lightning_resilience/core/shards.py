@@ -40,6 +40,7 @@ __all__ = [
     "Saving",
     "ShardRecord",
     "check_plan",
+    "contents_of",
     "form_of",
     "metadata_of",
     "missing",
@@ -91,13 +92,13 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
         v: Version of the format.
         rank: The rank.
         sizes: Length of each of its files in bytes, by the path below the checkpoint's directory.
-        digest: xxh3-128 of their names and bytes.
+        digests: xxh3-128 of each, as a manifest has it.
     """
 
     v: int = VERSION
     rank: int
     sizes: dict[str, int]
-    digest: str = ""
+    digests: dict[str, str] = {}
 
 
 def shards_of(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -150,6 +151,15 @@ def check_plan(records: Sequence[ShardRecord], *, world_size: int) -> dict[str, 
         )
         raise ConfigError(message)
     return {name: owner.sizes[name] for name, owner in owners.items()}
+
+
+def contents_of(records: Sequence[ShardRecord]) -> dict[str, tuple[int, str]]:
+    """Return size in bytes and digest of every file of a checkpoint, for its manifest."""
+    return {
+        name: (size, record.digests[name])
+        for record in records
+        for name, size in record.sizes.items()
+    }
 
 
 def missing(expected: Mapping[str, int], *, found: Mapping[str, int | None]) -> str:

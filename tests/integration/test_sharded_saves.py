@@ -115,9 +115,10 @@ def staged(running: Running) -> list[Path]:
 
 
 def files(running: Running, name: str = "") -> set[str]:
-    """Return the files of a checkpoint, or of all, by their names below it."""
+    """Return the files of a checkpoint, or of all, by their names below it; no manifests."""
     root = Path(running.job.folder.removeprefix("faulty://"), name)
-    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    return {file for file in found if not file.startswith(".resilience/")}
 
 
 def states(running: Running, word: str) -> list[str]:
@@ -236,7 +237,9 @@ def test_shards_go_to_object_storage_and_come_back(
 
     listed = s3_server.client().list_objects_v2(Bucket=bucket)["Contents"]
     keys = {item["Key"] for item in listed}
-    assert keys == {f"run/step={step}.ckpt/{name}" for step in (2, 4, 6) for name in DCP}
+    manifests = {f"run/.resilience/step={step}.ckpt.json" for step in (2, 4, 6)}
+    shards = {f"run/step={step}.ckpt/{name}" for step in (2, 4, 6) for name in DCP}
+    assert keys == shards | manifests
     assert states(again, "starts") == states(first, "ends")
     assert not (ROOT / "s3:").exists()
 
@@ -251,7 +254,7 @@ def test_a_checkpoint_takes_the_place_of_an_older_one_of_its_name(
     succeeded(running)
 
     root = tmp_path / "checkpoints"
-    assert [path.name for path in root.iterdir()] == ["same.ckpt"]
+    assert sorted(path.name for path in root.iterdir()) == [".resilience", "same.ckpt"]
     assert files(running, "same.ckpt") == DCP
     assert torch.load(root / "same.ckpt" / "meta.pt", weights_only=False)["global_step"] == 4
 

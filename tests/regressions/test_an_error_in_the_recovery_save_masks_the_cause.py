@@ -142,6 +142,7 @@ def test_storage_options_reach_the_storage(
 
     listed = s3_server.client().list_objects_v2(Bucket=bucket)["Contents"]
     keys = {item["Key"].removeprefix(f"{folder.lstrip('/')}/") for item in listed}
-    assert keys == {"last.ckpt", "step=4.ckpt"}
+    manifests = {".resilience/last.ckpt.json", ".resilience/step=4.ckpt.json"}
+    assert keys == {"last.ckpt", "step=4.ckpt"} | manifests
     assert find(trainer, "ModelCheckpoint").best_model_path == f"{job.folder}/step=4.ckpt"
     assert list(spool.rglob("*.staged")) == []

@@ -20,6 +20,7 @@ from lightning_resilience import (
     CheckpointError,
     CircuitOpenError,
     ConfigError,
+    CorruptCheckpointError,
     CorruptRecordError,
     JointError,
     JointUnavailableError,
@@ -98,5 +99,8 @@ def handle(error: Exception) -> str:
     except StoreUnavailableError as gone:
         as_store_error: StoreError = gone
         return str(as_store_error)
+    except CorruptCheckpointError as damaged:
+        as_wrong: CheckpointError = damaged
+        return str(as_wrong)
     except CheckpointError as wrong:
         return str(wrong)

@@ -38,6 +38,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     sigterm_exception,
 )
 from lightning_resilience.adapters.lightning.patches import Patches
+from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.errors import JointError, PeerFailedError, ResilienceError
 
@@ -152,8 +153,11 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     )
 
     def work(token: CancelToken) -> None:
-        token.raise_if_cancelled()
-        inner(alone, filepath, linkpath)
+        place = session.storage.place(linkpath)
+        remove_manifest(place, token)
+        with place.store.landing(place.path, token) as landing:
+            landing.send()
+            inner(alone, filepath, linkpath)
 
     session.on_rank_zero("link", linkpath, work, kind="write")
 

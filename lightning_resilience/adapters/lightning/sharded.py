@@ -15,6 +15,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.lightning.commit import origin_of
 from lightning_resilience.adapters.lightning.sharded_load import load_in_lock_step
 from lightning_resilience.adapters.lightning.sharded_save import ShardedSave
 from lightning_resilience.adapters.lightning.sharded_work import Removal, look
@@ -84,7 +85,8 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
         return
     # What the strategy does as well: a name may hold a metric that is not the same on every rank.
     url = os.fspath(strategy.broadcast(filepath))
-    ShardedSave(strategy, session, url, write=partial(write, checkpoint)).run()
+    origin = origin_of(checkpoint, session.storage)
+    ShardedSave(strategy, session, url, write=partial(write, checkpoint), origin=origin).run()
 
 
 def _save_in_full(  # noqa: PLR0917 - as above

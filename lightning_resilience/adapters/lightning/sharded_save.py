@@ -30,13 +30,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.sharded_work import (
     Clearing,
     Commit,
-    Committed,
     Leftover,
     Publishing,
     own_path,
@@ -45,6 +42,7 @@ from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.storage import parent_of
 from lightning_resilience.adapters.trees import measure
 from lightning_resilience.core import shards
+from lightning_resilience.core.manifest import Origin, manifest_of
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.shards import ShardRecord
 from lightning_resilience.errors import JointError, ResilienceError
@@ -117,11 +115,19 @@ class ShardedSave:
         session: This rank's session.
         url: Where the checkpoint goes, the same on every rank.
         write: The strategy's own save, given a local path.
+        origin: Where the checkpoint comes from, for its manifest.
     """
 
     def __init__(
-        self, strategy: Any, session: Session, url: str, *, write: Callable[[str], Any]
+        self,
+        strategy: Any,
+        session: Session,
+        url: str,
+        *,
+        write: Callable[[str], Any],
+        origin: Origin,
     ) -> None:
+        self._origin = origin
         self._strategy = strategy
         self._session = session
         self._url = url.rstrip("/")
@@ -129,7 +135,7 @@ class ShardedSave:
         self._is_first = session.member.rank == 0
         self._folder = Path()
         self._expected: dict[str, int] = {}
-        self._done = Committed(size_bytes=0, digest="")
+        self._contents: dict[str, tuple[int, str]] = {}
 
     def run(self) -> None:
         """Save.
@@ -170,7 +176,9 @@ class ShardedSave:
         if not any(item.is_file() for item in self._folder.rglob("*")):
             return encode(ShardRecord(rank=rank, sizes={})).decode()
         tree = measure(str(self._folder), token)
-        return encode(ShardRecord(rank=rank, sizes=dict(tree.sizes), digest=tree.digest)).decode()
+        sizes = {name: size for name, (size, _) in tree.contents.items()}
+        digests = {name: digest for name, (_, digest) in tree.contents.items()}
+        return encode(ShardRecord(rank=rank, sizes=sizes, digests=digests)).decode()
 
     def _clear(self) -> str:
         session, url = self._session, self._url
@@ -192,13 +200,7 @@ class ShardedSave:
             self._expected = shards.check_plan(records, world_size=self._session.member.world_size)
         except ResilienceError as error:
             return error
-        digest = xxhash.xxh3_128()
-        for record in records:
-            digest.update(record.digest.encode())
-        self._done = Committed(
-            size_bytes=sum(sum(record.sizes.values()) for record in records),
-            digest=f"xxh3-128:{digest.hexdigest()}",
-        )
+        self._contents = shards.contents_of(records)
         return None
 
     def _publish(self, mine: ShardRecord, destination: str) -> None:
@@ -219,7 +221,7 @@ class ShardedSave:
                 destination=destination,
                 expected=self._expected,
                 metadata=self._publishing(destination, shards.metadata_of(mine.sizes)),
-                done=self._done,
+                done=manifest_of(self._url, self._contents, self._origin),
             )
         try:
             self._session.save(self._url, commit)

@@ -11,11 +11,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_resilience.adapters.lightning.work import Work
+from lightning_resilience.adapters.manifests import (
+    check_contents,
+    check_in_place,
+    remove_manifest,
+    write_manifest,
+)
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.staging import is_staging_name, staging_name
 from lightning_resilience.adapters.storage import is_local, parent_of
@@ -30,13 +35,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from lightning_resilience.adapters.storage import Place, Storage
+    from lightning_resilience.core.manifest import Manifest
     from lightning_resilience.ports import CancelToken
 
 
 __all__ = [
     "Clearing",
     "Commit",
-    "Committed",
     "Fetched",
     "Leftover",
     "Look",
@@ -63,6 +68,7 @@ def _remove_in_order(storage: Storage, url: str, token: CancelToken) -> None:
     found = find_info(place.fs, place.path)
     if found is None:
         return
+    remove_manifest(place, token)
     if found["type"] == "directory":
         names = [Path(name).name for name in place.fs.ls(place.path, detail=False)]
         for name in shards.removal_order(names):
@@ -156,7 +162,7 @@ class Publishing(Work):
         super().__init__(storage, url)
         self._folder = folder
         self._left = dict(sizes)
-        self._nonce = nonce
+        self.nonce = nonce
 
     def attempt(self, token: CancelToken) -> str:
         """Publish and verify one file after the other.
@@ -171,24 +177,11 @@ class Publishing(Work):
                 str(self._folder / name),
                 self.storage.place(f"{self.url}/{name}"),
                 size_bytes=size,
-                nonce=self._nonce(),
+                nonce=self.nonce(),
                 token=token,
             )
             self._left.pop(name, None)
         return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """A sharded checkpoint that is complete.
-
-    Args:
-        size_bytes: Length of all shards and of the metadata.
-        digest: xxh3-128 of the digests of all ranks' files, by rank.
-    """
-
-    size_bytes: int
-    digest: str
 
 
 class Commit(Work):
@@ -201,7 +194,7 @@ class Commit(Work):
             renamed.
         expected: Size of every shard in bytes, by name.
         metadata: Publishes the metadata there, in its order.
-        done: What it is then.
+        done: What it is then: its manifest, which is written last.
     """
 
     def __init__(
@@ -212,7 +205,7 @@ class Commit(Work):
         destination: str,
         expected: Mapping[str, int],
         metadata: Publishing,
-        done: Committed,
+        done: Manifest,
     ) -> None:
         super().__init__(storage, url)
         self._destination = destination
@@ -221,15 +214,21 @@ class Commit(Work):
         self._done = done
         self._mark: int | None = None
 
-    def attempt(self, token: CancelToken) -> Committed:
-        """Look whether every shard is there, publish the metadata, and give all its final name.
+    def attempt(self, token: CancelToken) -> Manifest:
+        """Look whether every shard is there, publish the metadata, give all its name, and say so.
 
         Raises:
             CheckpointError: A shard is not there as it was written.
             OSError: What the filesystem or the storage raised.
         """
-        if self._is_in_place():
-            return self._done
+        if not self._is_in_place():
+            self._put_together(token)
+        token.raise_if_cancelled()
+        place, nonce = self.storage.place(self.url), self._metadata.nonce()
+        write_manifest(place, self._done, nonce=nonce, token=token)
+        return self._done
+
+    def _put_together(self, token: CancelToken) -> None:
         found = self._sizes(token)
         problem = shards.missing(self._expected, found=found)
         if problem:
@@ -238,7 +237,6 @@ class Commit(Work):
         self._metadata.attempt(token)
         if self._destination != self.url:
             self._rename(token)
-        return self._done
 
     def _sizes(self, token: CancelToken) -> dict[str, int | None]:
         place = self.storage.place(self._destination)
@@ -252,8 +250,9 @@ class Commit(Work):
     def _rename(self, token: CancelToken) -> None:
         source = self.storage.place(self._destination).path
         self._mark = _identity(source)
-        target = self.storage.place(self.url).path
-        put_in_place(source, target, aside=f"{source}.replaced", token=token)
+        place = self.storage.place(self.url)
+        remove_manifest(place, token)
+        put_in_place(source, place, aside=f"{source}.replaced", token=token)
         for older in (source, f"{source}.replaced"):
             # The older checkpoint, where the two have changed places; maybe one file.
             shutil.rmtree(older, ignore_errors=True)
@@ -329,7 +328,10 @@ class Fetched(Work):
         folder = own_path(self.storage, self._nonce)
         self._folders.append(folder)
         try:
-            fetch(place, str(folder / Path(path).name), token)
+            manifest = check_in_place(place, token, digests=False)
+            tree = fetch(place, str(folder / Path(path).name), token)
+            if manifest is not None:
+                check_contents(place, manifest, tree.contents, token=token)
         except BaseException:
             # One part of a large checkpoint for each attempt would fill the disk.
             shutil.rmtree(folder, ignore_errors=True)

@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
+from lightning_resilience.adapters.lightning.commit import origin_of
 from lightning_resilience.adapters.lightning.foreign_io import (
     FetchedLoad,
     LocalSave,
@@ -31,6 +32,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     is_stock_io,
 )
 from lightning_resilience.adapters.lightning.work import Asked
+from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.adapters.storage import is_local
 
 
@@ -80,7 +82,8 @@ class Format:
             self.owner.save_checkpoint(checkpoint, path, storage_options=storage_options)
 
         if self.staging:
-            return LocalSave(storage, url, nonce=nonce, call=write)
+            origin = origin_of(checkpoint, storage)
+            return LocalSave(storage, url, nonce=nonce, call=write, origin=origin)
         return WholeSave(storage, url, partial(write, url))
 
     def load(
@@ -117,6 +120,7 @@ class Format:
             return Asked(storage, url, partial(storage.remove, url))
 
         def remove(token: CancelToken) -> None:
+            remove_manifest(storage.place(url), token)
             token.raise_if_cancelled()
             self.owner.remove_checkpoint(url)
 

@@ -4,27 +4,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import xxhash
 
 from lightning_resilience.adapters.lightning import sharded_work
 from lightning_resilience.adapters.lightning.sharded_work import (
     Clearing,
     Commit,
-    Committed,
     Fetched,
     Leftover,
     Look,
     Publishing,
     Removal,
 )
+from lightning_resilience.adapters.manifests import read_manifest
 from lightning_resilience.adapters.storage import Storage, parent_of
+from lightning_resilience.core.manifest import Origin, manifest_of
 from lightning_resilience.core.shards import Form, metadata_of, shards_of
-from lightning_resilience.errors import CallTimeoutError, CheckpointError, ConfigError
+from lightning_resilience.errors import (
+    CallTimeoutError,
+    CheckpointError,
+    ConfigError,
+    CorruptCheckpointError,
+)
 from tests.tokens import RecordingToken
 
 
@@ -41,7 +49,12 @@ CONTENT = {
     "meta.pt": b"what",
 }
 SIZES = {name: len(data) for name, data in CONTENT.items()}
-DONE = Committed(size_bytes=sum(SIZES.values()), digest="d")
+CONTENTS = {
+    name: (len(data), f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}")
+    for name, data in CONTENT.items()
+}
+COMPLETE = {*(f"a.ckpt/{name}" for name in CONTENT), ".resilience/a.ckpt.json"}
+DONE = manifest_of("run/a.ckpt", CONTENTS, Origin(step=4))
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
@@ -151,7 +164,36 @@ def test_a_save_is_complete_with_its_last_step(steps: Steps, storage: Storage, u
     assert Form.SHARDS not in forms
     assert form(storage, url) is Form.SHARDS
     assert found(storage, url) == set(CONTENT)
-    assert found(storage, parent_of(url)) == {f"a.ckpt/{name}" for name in CONTENT}
+    assert found(storage, parent_of(url)) == COMPLETE
+
+
+def test_the_manifest_comes_last_and_lists_every_file(
+    steps: Steps, storage: Storage, url: str
+) -> None:
+    """Each has a digest of its own, because no rank has read all of them."""
+    steps.clear()
+    steps.publish()
+    before = read_manifest(storage.place(url), RecordingToken())
+    steps.commit().attempt(RecordingToken())
+
+    assert before is None
+    assert read_manifest(storage.place(url), RecordingToken()) == DONE
+    assert [file.name for file in DONE.files] == sorted(CONTENT)
+
+
+def test_a_damaged_shard_is_not_loaded(steps: Steps, storage: Storage, url: str) -> None:
+    """What is fetched is compared; on a filesystem each rank reads its part where it is."""
+    steps.all()
+    place = storage.place(f"{url}/__0_0.distcp")
+    place.fs.pipe_file(place.path, b"zerO" * 100)
+    work = Fetched(storage, url, nonce=lambda: uuid.uuid4().hex)
+
+    refused: Any = contextlib.nullcontext()
+    if not place.store.is_local:
+        refused = pytest.raises(CorruptCheckpointError, match=r"__0_0\.distcp has the digest")
+    with refused:
+        work.attempt(RecordingToken())
+    work.discard()
 
 
 def test_the_node_keeps_what_was_written_until_all_is_over(steps: Steps) -> None:
@@ -169,7 +211,7 @@ def test_of_an_older_checkpoint_nothing_is_left(steps: Steps, storage: Storage, 
 
     steps.all()
 
-    assert found(storage, parent_of(url)) == {f"a.ckpt/{name}" for name in CONTENT}
+    assert found(storage, parent_of(url)) == COMPLETE
 
 
 def test_a_local_checkpoint_stays_until_the_newer_one_takes_its_place(tmp_path: Path) -> None:
@@ -195,7 +237,7 @@ def test_one_file_of_the_same_name_makes_room(steps: Steps, storage: Storage, ur
     steps.all()
 
     assert form(storage, url) is Form.SHARDS
-    assert found(storage, parent_of(url)) == {f"a.ckpt/{name}" for name in CONTENT}
+    assert found(storage, parent_of(url)) == COMPLETE
 
 
 def test_without_every_shard_nothing_is_committed(steps: Steps, storage: Storage) -> None:
@@ -288,7 +330,7 @@ def test_what_makes_no_checkpoint_removes_none(steps: Steps, storage: Storage, u
     with pytest.raises(ConfigError):
         steps.clear(refuse)
 
-    assert found(storage, parent_of(url)) == {f"a.ckpt/{name}" for name in CONTENT}
+    assert found(storage, parent_of(url)) == COMPLETE
 
 
 def test_a_removal_that_breaks_off_leaves_no_checkpoint(
