@@ -106,7 +106,7 @@ def numbers_stay(patch: Patch) -> None:
 
 PLANTED = {
     "asks overwrite": (asks_overwrite, "less urgent"),
-    "what is asked for is taken": (what_is_asked_is_taken, "acted on"),
+    "what is asked for is taken": (what_is_asked_is_taken, "not over"),
     "all are told whatever happens": (all_are_told_whatever_happens, "it is not there"),
     "an item is heard twice": (numbers_stay, "were asked for, and all acted on"),
 }
