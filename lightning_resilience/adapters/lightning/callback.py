@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.boundary import Boundary
 from lightning_resilience.adapters.lightning.deferral import defer
 from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
@@ -26,9 +27,11 @@ from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.resilient_io import adopt_options
 from lightning_resilience.adapters.lightning.sharded import complete_teardown, hook_sharded
 from lightning_resilience.adapters.lightning.signals import Termination
+from lightning_resilience.adapters.lightning.stopping import Stopping
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
 from lightning_resilience.adapters.telemetry import audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
+from lightning_resilience.core.agenda import AgendaKind
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.shards import Saving
 from lightning_resilience.errors import ConfigError
@@ -83,6 +86,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             up to ``deadline_s``; ``fail`` raises the same error on all ranks.
         on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
             until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
+        termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds:
+            what no longer fits is not begun. None (default) takes what SLURM says, or 30.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
             ``torch.distributed.Store``, or None for the server behind the default process group.
         run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
@@ -115,6 +120,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         joint: Mapping[str, Any] | None = None,
         on_outage: str | None = None,
         on_store_loss: str | None = None,
+        termination_grace_s: float | None = None,
         store: SharedStore | Store | str | None = None,
         run_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -137,7 +143,12 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             spool_dir=spool_dir,
             strict=strict,
         )
-        self._joint = _with_words(joint, on_outage=on_outage, on_store_loss=on_store_loss)
+        self._joint = _with_words(
+            joint,
+            on_outage=on_outage,
+            on_store_loss=on_store_loss,
+            termination_grace_s=termination_grace_s,
+        )
         check_relations(
             self._options.retry,
             self._options.breaker,
@@ -152,13 +163,14 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._asked: Any = None
         self._patches = Patches()
         self._termination: Termination | None = None
+        self._boundary: Boundary | None = None
         self._is_failing = False
         self._audible = contextlib.ExitStack()
         self._reports: dict[str, BreakerReport] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one running fit of one process."""
-        running = ("_session", "_asked", "_patches", "_termination", "_audible")
+        running = ("_session", "_asked", "_patches", "_termination", "_boundary", "_audible")
         return {name: value for name, value in vars(self).items() if name not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -197,6 +209,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             self._hook(trainer, self._session, saving)
             if stage == "fit":
                 hook_checkpoint_callbacks(trainer, self._session, self._patches)
+                self._hook_boundary(trainer, self._session)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
@@ -213,6 +226,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             failing.leave(exception)
         if self._termination is not None:
             self._termination.acknowledge()
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        """Leave a long validation in time, where this process was told to stop."""
+        if self._boundary is not None:
+            self._boundary.between_batches()
 
     def breaker_report(self) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker.
@@ -235,7 +253,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     def _open_session(self, trainer: Any, environment: Environment, options: Options) -> Session:
         check_times(trainer, options, self._joint)
         self._is_failing = False
-        self._termination = Termination(trainer, self._patches)
+        grace_s = self._joint.termination_grace_s
+        self._termination = Termination(trainer, self._patches, grace_s=grace_s)
         session = open_session(
             trainer,
             environment,
@@ -268,10 +287,22 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if session.failing is not None:
             hook_stage(trainer, session.failing, patches)
 
+    def _hook_boundary(self, trainer: Any, session: Session) -> None:
+        termination = cast("Termination", self._termination)
+        patches = self._patches
+        self._boundary = Boundary(trainer, session, termination=termination, patches=patches)
+        stopping = Stopping(trainer, session, termination=termination, patches=patches)
+        self._boundary.on(AgendaKind.STOP, stopping)
+
     def _close(self) -> None:
         session, self._session = self._session, None
+        boundary, self._boundary = self._boundary, None
+        termination, self._termination = self._termination, None
         self._patches.undo()
-        self._termination = None
+        if boundary is not None:
+            boundary.close()
+        if termination is not None:
+            termination.close()
         try:
             if session is not None:
                 self._end(session)
@@ -303,10 +334,7 @@ def _callback_of(trainer: Any) -> ResilienceCallback | None:
     return ours[0] if ours and read_environment().enabled else None
 
 
-def _with_words(
-    joint: Mapping[str, Any] | None, *, on_outage: str | None, on_store_loss: str | None
-) -> JointConfig:
-    words = {"on_outage": on_outage, "on_store_loss": on_store_loss}
+def _with_words(joint: Mapping[str, Any] | None, **words: str | float | None) -> JointConfig:
     given = {name: word for name, word in words.items() if word is not None}
     both = [name for name in given if isinstance(joint, Mapping) and name in joint]
     if both:

@@ -46,7 +46,6 @@ __all__ = [
     "saves_on_exception",
     "saving_of",
     "sigterm_exception",
-    "sigterm_notifier",
     "stage_runner",
     "stock_io",
 ]
@@ -140,11 +139,6 @@ def sigterm_exception(trainer: object) -> type[BaseException]:
     module = import_module(f"{_home_of(trainer)}.utilities.exceptions")
     exception: type[BaseException] = module.SIGTERMException
     return exception
-
-
-def sigterm_notifier(trainer: Any) -> tuple[Any, str]:
-    """Return the object and the name of the method that Lightning registers for SIGTERM."""
-    return trainer._signal_connector, "_sigterm_notifier_fn"
 
 
 def stage_runner(trainer: Any) -> tuple[Any, str]:

@@ -127,13 +127,6 @@ def test_the_exception_for_sigterm_is_the_trainers_own(home: str) -> None:
     assert found is import_module(f"{home}.utilities.exceptions").SIGTERMException
 
 
-def test_the_sigterm_handler_exists(home: str) -> None:
-    """The private method that is replaced is there, and takes what a handler gets."""
-    owner, name = namespaces.sigterm_notifier(trainer_of(home))
-
-    assert callable(getattr(owner, name))
-
-
 def test_the_private_names_exist(home: str) -> None:
     """A release of Lightning that renames one of them is noticed here."""
     callback = import_module(f"{home}.callbacks").ModelCheckpoint()
