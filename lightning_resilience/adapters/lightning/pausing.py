@@ -54,7 +54,9 @@ class Pausing:
         if not is_time_to_look(self._steps, every=self._every):
             return
         session = self._session
-        item = asks(session.records(), on_outage=session.member.on_outage, past=self._past)
+        item = asks(
+            session.alone.breakers.records(), on_outage=session.member.on_outage, past=self._past
+        )
         if item is not None:
             self._ask(item)
 
@@ -78,6 +80,6 @@ class Pausing:
         finally:
             lasted_s = clock.now_s() - began_at_s
             emit(TrainingResumed(dependency=record.detail, step=step, elapsed_s=lasted_s))
-        seen = session.records().get(record.detail)
+        seen = session.alone.breakers.records().get(record.detail)
         if seen is not None:
             self._past[record.detail] = sight_of(seen)

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that one rank needs for one ``fit``: store, driver, breakers, and joint operations.
+"""Everything that one rank needs for one run: store, driver, breakers, and joint operations.
 
 Made in ``setup``, when the process group is up, and closed at the strategy's ``teardown``. Every
 method that is a joint operation must be called on all ranks in the same order, as Lightning calls
@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.alone import Alone
+from lightning_resilience.adapters.lightning.removals import Removals
 from lightning_resilience.adapters.lightning.work import Asked, Passage, carry_out, hand_over
-from lightning_resilience.core.events import CheckpointRemoved
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.incident import PeerInterruption
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.records import FinalRecord
 from lightning_resilience.errors import ResilienceError, StoreUnavailableError
-from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
 from lightning_resilience.protocols.joint_fence import enlist
+from lightning_resilience.protocols.joint_told import read_reports
 from lightning_resilience.protocols.joint_verdict import someone_left
 
 
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
+    from lightning_resilience.adapters.lightning.failing import Failing
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
-    from lightning_resilience.core.records import BreakerRecord, FinalRecord
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.guard import Guarded
     from lightning_resilience.runtime.driver import Driver
 
 
@@ -47,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One rank's part in one ``fit``.
+    """One rank's part in one run: a fit, or a validation, test or prediction.
 
     Args:
         member: Who this rank is.
@@ -56,6 +59,10 @@ class Session:
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
         is_stopping: Whether this process was told to stop, and nobody has acted on it.
+        asked: What rank 0 was asked to start from.
+
+    Attributes:
+        failing: What this rank tells and knows of ranks that leave; None where it is the only one.
     """
 
     def __init__(
@@ -67,16 +74,20 @@ class Session:
         storage: Storage,
         hosts: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
+        asked: Any = None,
     ) -> None:
         self.member = _enlisted(member, driver)
         self.driver = driver
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
+        self.failing: Failing | None = None
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
-        self._removals: list[Work] = []
-        self._removals_failed = False
+        self.asked = asked
+        self.chosen: Inspection | None = None
+        """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
+        self._removals = Removals(self.alone)
 
     # Joint operations: all ranks, in the same order -----------------------------------------------
 
@@ -128,14 +139,52 @@ class Session:
         work = Passage(self.storage, url)
         self._joint("pause", url, work, kind=kind, workers=(worker,))
 
+    def by_all(
+        self, op: str, url: str, work: Work, *, kind: str = "write", is_guarded: bool = True
+    ) -> Any:
+        """Do a part of the same operation on every rank.
+
+        Args:
+            op: Name of the operation.
+            url: What it is about.
+            work: This rank's part; its result is told as text, see ``told``.
+            kind: ``read`` or ``write``.
+            is_guarded: Whether it asks storage.
+
+        Returns:
+            What this rank's ``work`` has returned.
+
+        Raises:
+            JointError: The same on every rank.
+        """
+        result = self._joint(op, url, work, kind=kind, workers=self._all, is_guarded=is_guarded)
+        return result.value.value
+
+    def told(self, op: str) -> tuple[str, ...]:
+        """Return what every rank has told in ``op``, the last operation; one rank calls this.
+
+        Raises:
+            JointUnavailableError: This rank could not reach the shared store for too long.
+        """
+        reports = self.driver.run(read_reports(self.member, op, seq=self._seq))
+        return tuple(report.detail for report in reports)
+
+    def remove_later(self, work: Work) -> None:
+        """Remove what is no checkpoint with the next joint operation; rank 0's request counts."""
+        if self.member.rank == 0:
+            self._removals.add(work)
+
+    def keep(self, url: str) -> None:
+        """Do not remove ``url`` any more: it is about to be written again."""
+        self._removals.keep(url)
+
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
 
         Not joint: whether there is something to remove is decided by each rank for itself, from
         metrics that may differ, and only rank 0's decision counts.
         """
-        if self.member.rank == 0:
-            self._removals.append(work)
+        self.remove_later(work)
         if self.member.world_size == 1:
             self.clear_up(work.url)
 
@@ -148,10 +197,7 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        self._joint("remove", url, self._removing(url))
-
-    def _removing(self, url: str) -> Work:
-        return Asked(self.storage, url, self._remove_all)
+        self._joint("remove", url, self._removals.work(url))
 
     @property
     def _all(self) -> tuple[int, ...]:
@@ -161,20 +207,6 @@ class Session:
     def operations(self) -> int:
         """Number of joint operations so far, the same on every rank."""
         return self._seq
-
-    def _remove_all(self, token: CancelToken) -> None:
-        # What is removed is taken off the list, so that an attempt goes on where the last ended.
-        self._removals_failed = True
-        while self._removals:
-            removal = self._removals[0]
-            removal.attempt(token)
-            # One that was abandoned leaves the list to its successor, which has another first.
-            token.raise_if_cancelled()
-            token.progress()
-            self.driver.sink.emit(CheckpointRemoved(path=redacted(removal.url)))
-            if removal in self._removals:
-                self._removals.remove(removal)
-        self._removals_failed = False
 
     def exists(self, url: str) -> bool:
         """Tell whether a checkpoint exists: rank 0's answer, on every rank.
@@ -196,7 +228,40 @@ class Session:
         """
         return self._joint(op, url, Asked(self.storage, url, work), kind=kind).final
 
-    def _joint(
+    def _joint(self, op: str, url: str, work: Work | None, **how: Any) -> JointResult:
+        self._seq += 1
+        if self.failing is None:
+            return self._together(op, url, work, **how)
+        if self.failing.leaves_alone:
+            return self._by_itself(op, work, **how)
+        try:
+            self.failing.check()
+            return self._together(op, url, work, **how)
+        except PeerInterruption as interruption:
+            raise interruption.error from None
+
+    def _by_itself(
+        self,
+        op: str,
+        work: Work | None,
+        *,
+        kind: str = "write",
+        workers: tuple[int, ...] = (),
+        is_guarded: bool = True,
+    ) -> JointResult:
+        # On an exception, with nobody there to agree with, and nobody else who works.
+        del workers
+        if work is None:
+            return JointResult(final=FinalRecord(op=op, writer=""))
+        if is_guarded:
+            done = self.alone.run(op, work, kind=kind)
+        else:
+            done = self.driver.run(hand_over(work, self.driver.clock.now_s()))
+        return JointResult(
+            final=FinalRecord(op=op, detail=_detail(op, done), writer=""), value=done
+        )
+
+    def _together(
         self,
         op: str,
         url: str,
@@ -206,7 +271,6 @@ class Session:
         workers: tuple[int, ...] = (0,),
         is_guarded: bool = True,
     ) -> JointResult:
-        self._seq += 1
         breakers = self.alone.breakers
         storage = self.storage if work is None else work.storage
         joint = Joint(
@@ -243,12 +307,7 @@ class Session:
         def report(error: BaseException) -> Any:
             return report_of(error, rank=self.member.rank, outcome=joint.patience.classify(error))
 
-        def detail(done: Guarded) -> str:
-            # A checkpoint that was loaded is nothing to tell the others.
-            value = None if joint.op == "load" else done.value
-            return "" if value is None else str(getattr(value, "digest", value))
-
-        first = None if joint.op == "remove" else self._removal_first()
+        first = None if joint.op == "remove" else self._removals.first()
 
         def run(started_at_s: float) -> Protocol[Guarded]:
             if first is not None:
@@ -259,17 +318,7 @@ class Session:
             call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
             return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
 
-        return Part(run=run, detail=detail, outcome=report)
-
-    def _removal_first(self) -> Protocol[Guarded] | None:
-        # Asked for outside a ModelCheckpoint's save point, for example by a callback of the user's.
-        # It must not fail the operation that it comes before, so it may stay for later.
-        if not self._removals:
-            return None
-        url = self._removals[0].url
-        call = self.alone.call("remove", self._removing(url), kind="write")
-        hasty = replace(call, patience=replace(call.patience, when_open="raise"))
-        return guard(self.alone.breakers.joint_circuit(url, "write"), hasty)
+        return Part(run=run, detail=partial(_detail, joint.op), outcome=report)
 
     def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error
@@ -289,50 +338,22 @@ class Session:
         """Return what this rank knows of every breaker, read anew where the store answers."""
         return self.alone.reports(hurry=hurry)
 
-    def records(self) -> dict[str, BreakerRecord]:
-        """Return the records of breakers that this rank has seen last; asks nobody."""
-        return self.alone.breakers.records()
-
     def close(self) -> None:
         """Do what is left to do, and let the helper thread and the connection go. Idempotent."""
         try:
-            self._remove_the_rest()
+            self._removals.finish()
         finally:
-            self._removals.clear()
             self._let_go()
-
-    def _remove_the_rest(self) -> None:
-        # Nobody waits here: a run that has ended, maybe by an exception, must end. So each removal
-        # has one attempt, as long as a probe's, and none where it has just failed or been
-        # interrupted.
-        if not self._removals:
-            return
-        if self._removals_failed:
-            self._tell_what_is_left("the last removal failed")
-            return
-        url = self._removals[0].url
-        call = self.alone.call("remove", self._removing(url), kind="write")
-        hasty = replace(
-            call,
-            policy=replace(call.policy, max_attempts=1, unknown_max_attempts=1),
-            patience=replace(call.patience, when_open="raise"),
-            timeout_s=self._policy.breaker.probe_timeout_s,
-            may_go_alone=True,
-            store_patience_s=0.0,
-        )
-        circuit = self.alone.breakers.circuit(url, "write")
-        try:
-            self.driver.run(guard(circuit, hasty))
-        except ResilienceError as error:
-            self._tell_what_is_left(str(error))
-
-    def _tell_what_is_left(self, why: str) -> None:
-        left = ", ".join(redacted(removal.url) for removal in self._removals)
-        _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
 
     def _let_go(self) -> None:
         self.driver.close()
         self.driver.store.close()
+
+
+def _detail(op: str, done: Guarded) -> str:
+    # A checkpoint that was loaded is nothing to tell the others.
+    value = None if op == "load" else done.value
+    return "" if value is None else str(getattr(value, "digest", value))
 
 
 def _enlisted(member: Member, driver: Driver) -> Member:

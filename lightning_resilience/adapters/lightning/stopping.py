@@ -74,6 +74,7 @@ class Stopping:
             SIGTERMException: Always, on all ranks; Lightning's, of the distribution at hand.
             JointError: Instead of it, on all ranks: the checkpoint could not be saved.
         """
+        self._termination.is_agreed = True
         self._termination.stop(record.left_s)
         _log.info(
             "all ranks stop at step %d: %s on rank %d",
@@ -88,6 +89,9 @@ class Stopping:
                 self._save()
             else:
                 self._leave_as_it_is(record)
+        if self._session.failing is not None:
+            # No incident: the others do the same.
+            self._session.failing.agree()
         raise sigterm_exception(self._trainer)
 
     def _is_requeued(self, record: AgendaRecord) -> bool:
