@@ -13,7 +13,8 @@ because training is lock-step. Two decisions are taken for all ranks:
 Both are written by one compare-and-set, so this module never needs to know who else is deciding.
 
 Silence counts, not duration: a rank is lost when its ``arrived`` or ``beat`` key has not *changed*
-for ``joint_timeout_s`` on the observer's clock, so that a long save in progress never is.
+for ``joint_timeout_s`` on the observer's clock, so that a long save in progress never is. So is one
+that has not come by then (``core.muster``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lightning_resilience.core.breaker_record import BreakerState, passes
+from lightning_resilience.core.muster import lost_error, named
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
 from lightning_resilience.core.validation import check_choice, check_less, check_seconds, option
@@ -210,6 +212,7 @@ def decide_final(
     outcomes: Sequence[OutcomeRecord],
     *,
     lost_ranks: Sequence[int] = (),
+    absent_ranks: Sequence[int] = (),
     silent_s: float = 0.0,
 ) -> FinalRecord:
     """Merge the outcomes of all ranks that had work into one verdict.
@@ -217,7 +220,9 @@ def decide_final(
     Args:
         terms: The record to complete: it says what the operation is, who works, and who writes.
         outcomes: What the workers reported.
-        lost_ranks: Workers that reported nothing and were silent for too long.
+        lost_ranks: Ranks that were silent for too long: workers that have reported nothing, and
+            ranks that have not come.
+        absent_ranks: Those of them that have not come.
         silent_s: For how long, in seconds.
 
     Returns:
@@ -226,7 +231,7 @@ def decide_final(
     """
     reports = list(outcomes)
     for rank in lost_ranks:
-        error = f"rank {rank} gave no sign of life for {silent_s:.1f} s"
+        error = lost_error(rank, is_absent=rank in absent_ranks, silent_s=silent_s)
         reports.append(OutcomeRecord(rank=rank, failure=FailureClass.LOST.value, error=error))
     if not reports:
         return terms
@@ -273,9 +278,7 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     if not final.failure:
         return None
     failure = FailureClass(final.failure)
-    others = ""
-    if len(final.lost_ranks) > 1:
-        others = f" Silent ranks: {', '.join(map(str, final.lost_ranks))}."
+    others = f" Lost ranks: {named(final.lost_ranks)}." if len(final.lost_ranks) > 1 else ""
     attempts = (
         f" after {final.attempts} attempt{'s' if final.attempts > 1 else ''}"
         if final.attempts
@@ -299,7 +302,7 @@ def conflict_error(
     Args:
         found: The gate's record.
         op: What this rank is about to do.
-        digest: Digest of its arguments.
+        digest: Where in training, in words.
         seq: Sequence number.
         rank: This rank.
     """
@@ -308,7 +311,7 @@ def conflict_error(
     if found.op != op:
         difference = f"rank {found.rank} does {found.op!r}, rank {rank} does {op!r}"
     else:
-        difference = f"ranks {found.rank} and {rank} both do {op!r}, with different arguments"
+        difference = f"rank {found.rank} does {op!r} at {found.digest}, rank {rank} at {digest}"
     message = (
         f"The ranks are not in lock-step at joint operation {seq}: {difference}. "
         "Every rank has to call save_checkpoint and the like, in the same order; a call "

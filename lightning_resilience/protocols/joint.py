@@ -16,6 +16,8 @@ timeout runs, and an outage may last longer than it.
   first gate (``protocols.joint_fence``): whoever is first decides, everybody reads the same.
 * A worker that ends with an exception publishes that first, then raises; also where it was
   interrupted, and also at the gate.
+* A success is told once every rank has come; one that has not by then is lost
+  (``protocols.joint_muster``).
 * A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the
   observer's own time is lost. Whoever sees that writes it into the verdict, which names the rank.
 * A rank that cannot read the verdict makes none up (``protocols.persistent``).
@@ -25,6 +27,7 @@ timeout runs, and an outage may last longer than it.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lightning_resilience.core import joint as core
@@ -35,7 +38,13 @@ from lightning_resilience.protocols.joint_clean_up import clean_up
 from lightning_resilience.protocols.joint_fence import arrive
 from lightning_resilience.protocols.joint_gate import pass_gate
 from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
-from lightning_resilience.protocols.joint_verdict import await_final, refuse, withdraw, work
+from lightning_resilience.protocols.joint_verdict import (
+    await_final,
+    gather,
+    refuse,
+    withdraw,
+    work,
+)
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 
 
@@ -98,6 +107,9 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
         result = JointResult(final=final)
     else:
         result = yield from work(member, joint, part, arrival=arrival)
+    if joint.told_to == member.rank:
+        reports = yield from gather(member, joint, arrival, final=result.final)
+        result = replace(result, reports=reports)
     now_s: float = yield Now()
     yield Emit(
         VerdictReached(

@@ -77,12 +77,16 @@ class Joint:
     Args:
         op: Its name.
         seq: Its number; lock-step gives all ranks the same.
-        digest: Digest of its arguments; a rank with another one is not in lock-step.
+        digest: Where in training it is, in words, and nothing that may differ between ranks in
+            lock-step; a rank with another one is not.
         subject: What it is about, for errors.
         workers: Ranks that have work, in ascending order.
         circuit: The breaker of what it needs, or None.
         patience: How to wait for it.
         deadline_s: Longest time at the gate, in seconds.
+        is_lenient: Whether it succeeds without ranks that have no work and have not come: at the
+            end of a run, or after an exception, some may have left.
+        told_to: The rank that is told what every worker has reported, or None.
     """
 
     op: str
@@ -93,6 +97,8 @@ class Joint:
     circuit: Circuit | None
     patience: Patience
     deadline_s: float
+    is_lenient: bool = False
+    told_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +125,11 @@ class JointResult:
         final: The verdict, the same on every rank.
         value: What this rank's own work returned, or None.
         error: What this rank's own work raised, or None.
+        reports: What the workers have reported, by rank, on the rank that is told. One that is not
+            there was never made, or was lost with the store.
     """
 
     final: FinalRecord
     value: Any = None
     error: BaseException | None = None
+    reports: tuple[OutcomeRecord, ...] = ()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_resilience.adapters.lightning import namespaces
 from lightning_resilience.adapters.lightning.alone import adopt_device
 from lightning_resilience.adapters.lightning.resilient_io import STORE_TIMEOUT_S
-from lightning_resilience.adapters.lightning.session import Session
+from lightning_resilience.adapters.lightning.session import Course, Session
 from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.adapters.telemetry import LoggingSink
 from lightning_resilience.config import check_relations
@@ -113,7 +113,11 @@ def open_session(
         driver=driver,
         storage=options.storage(environment, run_id=run_id),
         hosts=trainer.num_nodes,
-        is_stopping=lambda: termination.is_pending,
+        course=Course(
+            is_stopping=lambda: termination.is_pending,
+            is_failing=lambda: termination.is_failing,
+            step=lambda: trainer.global_step,
+        ),
     )
     # Order: all have enlisted before the first joint operation of any, which may be in setup.
     trainer.strategy.barrier("lightning_resilience_setup")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,32 @@ if TYPE_CHECKING:
     from lightning_resilience.runtime.driver import Driver
 
 
-__all__ = ["Session"]
+__all__ = ["Course", "Session"]
 
 _log = logging.getLogger(__name__)
+
+
+def _no() -> bool:
+    return False
+
+
+def _nowhere() -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How the training goes to which a session belongs.
+
+    Args:
+        is_stopping: Whether this process was told to stop, and nobody has acted on it.
+        is_failing: Whether training is ending for an exception: other ranks may have left.
+        step: The step of training that this rank is at, the same on every rank.
+    """
+
+    is_stopping: Callable[[], bool] = _no
+    is_failing: Callable[[], bool] = _no
+    step: Callable[[], int] = _nowhere
 
 
 class Session:
@@ -55,7 +78,7 @@ class Session:
         driver: Runs protocols; the session closes it.
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
-        is_stopping: Whether this process was told to stop, and nobody has acted on it.
+        course: How training goes.
     """
 
     def __init__(
@@ -66,14 +89,16 @@ class Session:
         driver: Driver,
         storage: Storage,
         hosts: int = 1,
-        is_stopping: Callable[[], bool] = lambda: False,
+        course: Course = Course(),
     ) -> None:
         self.member = _enlisted(member, driver)
         self.driver = driver
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
         self._policy = policy
-        self._is_stopping = is_stopping
+        self._course = course
+        # The step of the latest operation, and how many there were at it.
+        self._place = (-1, 0)
         self._seq = 0
         self._removals: list[Work] = []
         self._removals_failed = False
@@ -190,16 +215,18 @@ class Session:
         self._seq += 1
         breakers = self.alone.breakers
         storage = self.storage if work is None else work.storage
+        is_lenient = self._course.is_failing()
         joint = Joint(
             op=op,
             seq=self._seq,
-            # Paths may hold a metric that is not the same on every rank, and only rank 0's counts.
-            digest="",
+            # Ranks may leave from different steps for one exception.
+            digest="an exception" if is_lenient else self._whereabouts(),
             subject=redacted(url),
             workers=tuple(range(self.member.world_size)) if by_all else (0,),
             circuit=breakers.joint_circuit(url, kind) if is_guarded else None,
             patience=breakers.patience(url, kind, storage),
             deadline_s=self._policy.retry.deadline_s,
+            is_lenient=is_lenient,
         )
         works = work is not None and self.member.rank in joint.workers
         try:
@@ -212,10 +239,16 @@ class Session:
         self._stop_alone(op)
         return result
 
+    def _whereabouts(self) -> str:
+        # No paths: they may hold a metric that is not the same on every rank.
+        step, (last, calls) = self._course.step(), self._place
+        self._place = (step, calls + 1 if step == last else 1)
+        return "step {}, call {}".format(*self._place)
+
     def _stop_alone(self, op: str) -> None:
         # The operation went well, and the signal may wait for the end of the step. Not so where
         # another rank has left already: the collective that follows would fail for its absence.
-        if self._is_stopping() and self.alone.breakers.run(op, someone_left(self.member)):
+        if self._course.is_stopping() and self.alone.breakers.run(op, someone_left(self.member)):
             self.driver.interrupt()
 
     def _part(self, joint: Joint, work: Work, kind: str) -> Part:

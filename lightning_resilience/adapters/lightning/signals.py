@@ -68,6 +68,11 @@ class Termination:
         """True while nobody has acted on a signal that came."""
         return self._pending
 
+    @property
+    def is_failing(self) -> bool:
+        """True once the Trainer is stopping for an exception."""
+        return self._is_failing
+
     def check(self) -> None:
         """Raise Lightning's exception for SIGTERM: in the Trainer's thread once a signal.
 
