@@ -295,12 +295,12 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
 
 
 def conflict_error(
-    found: GateRecord, *, op: str, digest: str, seq: int, rank: int
+    found: GateRecord | FinalRecord, *, op: str, digest: str, seq: int, rank: int
 ) -> JointError | None:
     """Return the error for two different operations at the same number, or None where they are one.
 
     Args:
-        found: The gate's record.
+        found: The gate's record, or where that was lost the verdict, whose writer has no name.
         op: What this rank is about to do.
         digest: Where in training, in words.
         seq: Sequence number.
@@ -308,10 +308,12 @@ def conflict_error(
     """
     if (found.op, found.digest) == (op, digest):
         return None
+    other = getattr(found, "rank", None)
+    who = "another rank" if other is None else f"rank {other}"
     if found.op != op:
-        difference = f"rank {found.rank} does {found.op!r}, rank {rank} does {op!r}"
+        difference = f"{who} does {found.op!r}, rank {rank} does {op!r}"
     else:
-        difference = f"rank {found.rank} does {op!r} at {found.digest}, rank {rank} at {digest}"
+        difference = f"{who} does {op!r} at {found.digest}, rank {rank} at {digest}"
     message = (
         f"The ranks are not in lock-step at joint operation {seq}: {difference}. "
         "Every rank has to call save_checkpoint and the like, in the same order; a call "
@@ -322,7 +324,7 @@ def conflict_error(
         op=op,
         seq=seq,
         outcome=FailureClass.PERMANENT.value,
-        first_rank=min(found.rank, rank),
+        first_rank=rank if other is None else min(other, rank),
     )
 
 

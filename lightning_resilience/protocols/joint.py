@@ -107,6 +107,7 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
         result = JointResult(final=final)
     else:
         result = yield from work(member, joint, part, arrival=arrival)
+    _check_place(member, joint, result.final)
     if joint.told_to == member.rank:
         reports = yield from gather(member, joint, arrival, final=result.final)
         result = replace(result, reports=reports)
@@ -122,6 +123,15 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
         )
     )
     return result
+
+
+def _check_place(member: Member, joint: Joint, final: FinalRecord) -> None:
+    """Raise where this rank has met another at another place, and a gate that said so was lost."""
+    error = core.conflict_error(
+        final, op=joint.op, digest=joint.digest, seq=joint.seq, rank=member.rank
+    )
+    if error is not None and not final.failure:
+        raise error
 
 
 def _enter(

@@ -208,7 +208,13 @@ def _reports(
 
 
 def _terms(joint: Joint, *, writer: str) -> FinalRecord:
-    return FinalRecord(op=joint.op, subject=joint.subject, workers=joint.workers, writer=writer)
+    return FinalRecord(
+        op=joint.op,
+        subject=joint.subject,
+        digest=joint.digest,
+        workers=joint.workers,
+        writer=writer,
+    )
 
 
 def _write_final(

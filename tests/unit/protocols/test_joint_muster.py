@@ -11,6 +11,7 @@ import pytest
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.joint import error_of
 from lightning_resilience.core.records import OutcomeRecord
+from lightning_resilience.errors import JointError
 from lightning_resilience.protocols import effects as fx
 from tests.joint_scenes import finals, one_verdict, saving
 from tests.scenes import KEYS, Dependency, member
@@ -149,6 +150,20 @@ def test_a_call_of_another_step_is_no_part_of_the_same_operation() -> None:
     failed = [error_of(task.result[0].final, seq=1) for task in tasks if task.result]
     texts = raised + [str(error) for error in failed if error is not None]
     assert any("step 3, call 1" in text and "step 4, call 1" in text for text in texts)
+
+
+def test_a_call_of_another_step_is_none_although_the_store_has_lost_the_gate() -> None:
+    """The verdict says at which step its writer is: a success of that is no other rank's."""
+    world = World()
+    tasks = present(world, [0], of=2, lasts_s=30.0, workers=(0, 1), digest="step 3, call 1")
+    world.at(10.0, world.values.clear)
+    tasks.append(late(world, 1, of=2, at_s=11.0, workers=(0, 1), digest="step 4, call 1"))
+
+    world.run(limit_s=3 * TIMEOUT_S)
+
+    (error,) = (task.error for task in tasks if task.error is not None)
+    assert isinstance(error, JointError)
+    assert "another rank does 'save' at step" in str(error)
 
 
 def test_while_all_is_well_the_deciding_rank_looks_once_and_the_others_never() -> None:
