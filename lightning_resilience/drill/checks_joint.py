@@ -72,10 +72,10 @@ class OneVerdict(Check):
         self._joints: dict[tuple[str, int], _Joint] = {}
         # When each rank has last shown that it lives.
         self._signs: dict[tuple[str, int], float] = {}
-        # The highest operation to which each rank has come, and to which it had when each process
-        # has last looked.
+        # The highest operation to which each rank has come, and to which it had when a process has
+        # last looked, with the operation in which that looked.
         self._come: dict[tuple[str, int], int] = {}
-        self._seen: dict[tuple[str, int], int] = {}
+        self._seen: dict[tuple[str, int], tuple[int, int]] = {}
         self._began_s: dict[str, float] = {}
         self._before_s: dict[str, float] = {}
         self._timeout_s = self.scenario.workload.joint_timeout_s
@@ -184,15 +184,19 @@ class OneVerdict(Check):
         """Note where a process sees another rank."""
         del now_s
         if key.startswith(self._prefix) and "/arrived/" in key:
-            rank = int(key.rpartition("/")[2])
+            rank, own = int(key.rpartition("/")[2]), process.operation
             # Also where the store has lost it: whoever has come is not absent.
-            self._seen[process.name, rank] = self._come.get((str(process.incarnation), rank), 0)
+            come = self._come.get((str(process.incarnation), rank), 0)
+            self._seen[process.name, rank] = (0 if own is None else own.number, come)
 
     def _must_be_silent(self, process: Process, operation: tuple[str, int], rank: int) -> None:
         incarnation, number = operation
         own = process.operation
         since_s = 0.0 if own is None else own.began_at_s
-        if self._seen.get((process.name, rank), 0) >= number:
+        looked_in, come = self._seen.get((process.name, rank), (0, 0))
+        if looked_in != number:
+            come = self._come.get((incarnation, rank), 0)
+        if come >= number:
             # It has come, so what it shows counts. One that has not may be busy elsewhere.
             since_s = max(since_s, self._signs.get((incarnation, rank), 0.0))
         silent_s = (self.world.agenda.now_s - since_s) * process.host.clock.rate

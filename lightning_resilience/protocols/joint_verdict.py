@@ -294,8 +294,8 @@ def gather(
             attempts=final.attempts,
         )
         return () if rank in final.lost_ranks else (report,)
-    outcomes, _missing = yield from _reports(member, joint, arrival)
-    return outcomes
+    reported, _ = yield from _reports(member, joint, arrival)
+    return reported
 
 
 def someone_left(member: Member) -> Protocol[bool]:

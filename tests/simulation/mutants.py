@@ -925,7 +925,6 @@ _MUSTER = (
         story="every rank comes in the end",
         edits=(_edit("protocols/joint_muster.py", _AWAITED, "        if False:\n"),),
         found_by=("I3",),
-        scenarios=(_LEFT_OUT,),
     ),
     Mutant(
         name="who waits for absent ranks gives no sign of life",
@@ -935,19 +934,6 @@ _MUSTER = (
                 "protocols/joint_muster.py",
                 'Set(member.keys.joint("beat", member.rank), nonce.encode())',
                 "Sleep(0.0)",
-            ),
-        ),
-        found_by=("I8",),
-        scenarios=(_LEFT_OUT,),
-    ),
-    Mutant(
-        name="a number that the store has lost is one of an absent rank",
-        story="whoever is in the operation has written its number",
-        edits=(
-            _edit(
-                "protocols/joint_muster.py",
-                "    if mine is None:\n",
-                "    if False:\n",
             ),
         ),
         found_by=("I8",),

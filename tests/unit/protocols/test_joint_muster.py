@@ -11,7 +11,7 @@ import pytest
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.joint import error_of
 from lightning_resilience.core.records import OutcomeRecord
-from lightning_resilience.errors import JointError
+from lightning_resilience.errors import JointError, JointUnavailableError
 from lightning_resilience.protocols import effects as fx
 from tests.joint_scenes import finals, one_verdict, saving
 from tests.scenes import KEYS, Dependency, member
@@ -256,6 +256,17 @@ def test_a_store_that_is_lost_while_one_waits_takes_nobody_for_absent() -> None:
     world.run(limit_s=3 * TIMEOUT_S)
 
     assert one_verdict(tasks).failure == ""
+
+
+def test_a_store_that_is_lost_costs_whoever_waits_no_second_timeout() -> None:
+    """A rank that does not come to the new store either is waited for as long as any other."""
+    world = World()
+    tasks = present(world, [0, 1], of=3)
+    world.at(10.0, world.values.clear)
+
+    world.run(limit_s=10.0 + TIMEOUT_S + 3 * BEAT_S)
+
+    assert [type(task.error) for task in tasks] == [JointUnavailableError] * 2
 
 
 # --- what all have reported ----------------------------------------------------------------------
