@@ -3,7 +3,7 @@
 """How many processes and hosts the job has, and which ones these are: what the launcher says.
 
 A share of a limit and the quorum of votes rest on these numbers. They are declared by the launcher
-and never measured.
+and never measured. And when the job ends, where the scheduler says that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["Topology", "host_name", "read_topology"]
+__all__ = ["Topology", "host_name", "job_end_s", "read_topology"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,17 @@ def read_topology(environ: Mapping[str, str] | None = None) -> Topology:
         hosts=number("GROUP_WORLD_SIZE", "SLURM_NNODES", least=1),
         host=number("GROUP_RANK", "SLURM_NODEID", "NODE_RANK", least=0),
     )
+
+
+def job_end_s(environ: Mapping[str, str] | None = None) -> float | None:
+    """Return when the scheduler ends this job, in seconds since 1970; None where it does not say.
+
+    Args:
+        environ: The variables; those of this process by default.
+    """
+    variables = os.environ if environ is None else environ
+    text = variables.get("SLURM_JOB_END_TIME", "").strip()
+    return float(text) if re.fullmatch("[0-9]{1,12}", text) else None
 
 
 def host_name(node: str, topology: Topology) -> str:

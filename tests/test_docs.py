@@ -50,7 +50,7 @@ from lightning_resilience.drill.scenario_fields import field_rows
 from lightning_resilience.drill.scenario_file import parse_scenario
 from lightning_resilience.drill.world import World
 from lightning_resilience.protocols import effects
-from lightning_resilience.topology import read_topology
+from lightning_resilience.topology import job_end_s, read_topology
 
 
 if TYPE_CHECKING:
@@ -308,6 +308,7 @@ def test_the_reference_lists_the_environment_variables() -> None:
 
     config.read_environment(environ)
     read_topology(environ)
+    job_end_s(environ)
 
     listed = [name for row in table_of(REFERENCE, "environment") for name in names_in(row[0])]
     assert sorted(listed) == sorted(environ.names)
@@ -360,7 +361,8 @@ def test_the_reference_lists_the_records_with_their_fields() -> None:
         if value.__module__ == module.__name__ and name in module.__all__ and name != "Keys"
     ]
 
-    assert fields_by_name("records") == {kind.__name__: kind.__struct_fields__ for kind in kinds}
+    listed = fields_by_name("records") | fields_by_name("manifests")
+    assert listed == {kind.__name__: kind.__struct_fields__ for kind in kinds}
 
 
 def test_the_drill_page_lists_the_fields_of_a_scenario() -> None:

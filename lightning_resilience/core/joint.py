@@ -78,6 +78,8 @@ class JointConfig:
         on_outage: What a save does while storage is ill: ``wait`` for it, or ``fail`` on all ranks.
         on_store_loss: What a rank does that cannot reach the shared store: ``wait`` until
             ``joint_timeout_s`` and then raise, or ``raise`` at once.
+        termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds,
+            > 0. None takes 30, or after SIGUSR1 as long as SLURM's job still has.
 
     Raises:
         ConfigError: An option is out of range or contradicts another.
@@ -89,9 +91,12 @@ class JointConfig:
     joint_beat_s: float | None = option(None, why="min(5, a quarter of `joint_timeout_s`)")
     on_outage: str = option("wait", why="no checkpoint is lost; `fail` ends the job on all ranks")
     on_store_loss: str = option("wait", why="until `joint_timeout_s`; `raise` at once")
+    termination_grace_s: float | None = option(
+        None, why="until SLURM's end of the job, or 30 s, which it and torchrun leave by default"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("joint_timeout_s", "joint_beat_s"):
+        for name in ("joint_timeout_s", "joint_beat_s", "termination_grace_s"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
         check_choice("on_outage", self.on_outage, choices=("wait", "fail"))

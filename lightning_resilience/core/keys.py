@@ -23,7 +23,11 @@ key                                             value
 ``lr/<run>/i<inc>/final/<seq>``                 ``FinalRecord``: a ballot, then once the verdict
 ``lr/<run>/i<inc>/done/<seq>``                  bell: the verdict is there
 ``lr/<run>/i<inc>/left/<rank>``                 operation in which the rank was interrupted
+``lr/<run>/i<inc>/incident/0``                  ``IncidentRecord``: which rank left first, and why
+``lr/<run>/i<inc>/failed/0``                    bell: the incident is there
 ``lr/<run>/i<inc>/cleaned/0``                   first operation whose keys are still there
+``lr/<run>/i<inc>/asked/<n>``                   ``AgendaRecord``: most urgent that is asked for
+``lr/<run>/i<inc>/agenda/<n>``                  ``AgendaRecord``: what all ranks act on
 ==============================================  ====================================================
 """
 
@@ -80,7 +84,8 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             part: Which part.
-            number: The operation's number; for ``arrived``, ``beat`` and ``left``, the rank.
+            number: The operation's number; for ``arrived``, ``beat`` and ``left``, the rank; for
+                ``asked`` and ``agenda``, the item's.
             last: The rank or the round, where there is one per rank or round.
         """
         prefix = f"lr/{self.run_id}/i{self.incarnation}/{part}/{number}"

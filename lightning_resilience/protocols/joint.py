@@ -27,7 +27,6 @@ timeout runs, and an outage may last longer than it.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lightning_resilience.core import joint as core
@@ -38,13 +37,7 @@ from lightning_resilience.protocols.joint_clean_up import clean_up
 from lightning_resilience.protocols.joint_fence import arrive
 from lightning_resilience.protocols.joint_gate import pass_gate
 from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
-from lightning_resilience.protocols.joint_verdict import (
-    await_final,
-    gather,
-    refuse,
-    withdraw,
-    work,
-)
+from lightning_resilience.protocols.joint_verdict import await_final, refuse, withdraw, work
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 
 
@@ -108,9 +101,6 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
     else:
         result = yield from work(member, joint, part, arrival=arrival)
     _check_place(member, joint, result.final)
-    if joint.told_to == member.rank:
-        reports = yield from gather(member, joint, arrival, final=result.final)
-        result = replace(result, reports=reports)
     now_s: float = yield Now()
     yield Emit(
         VerdictReached(

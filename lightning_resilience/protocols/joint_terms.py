@@ -85,8 +85,7 @@ class Joint:
         patience: How to wait for it.
         deadline_s: Longest time at the gate, in seconds.
         is_lenient: Whether it succeeds without ranks that have no work and have not come: at the
-            end of a run, or after an exception, some may have left.
-        told_to: The rank that is told what every worker has reported, or None.
+            end of a run some may have left.
     """
 
     op: str
@@ -98,7 +97,6 @@ class Joint:
     patience: Patience
     deadline_s: float
     is_lenient: bool = False
-    told_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +123,8 @@ class JointResult:
         final: The verdict, the same on every rank.
         value: What this rank's own work returned, or None.
         error: What this rank's own work raised, or None.
-        reports: What the workers have reported, by rank, on the rank that is told. One that is not
-            there was never made, or was lost with the store.
     """
 
     final: FinalRecord
     value: Any = None
     error: BaseException | None = None
-    reports: tuple[OutcomeRecord, ...] = ()

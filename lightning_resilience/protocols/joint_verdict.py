@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.joint_terms import Arrival, Joint, Member, Part
 
 
-__all__ = ["await_final", "gather", "refuse", "someone_left", "withdraw", "work"]
+__all__ = ["await_final", "refuse", "someone_left", "withdraw", "work"]
 
 # A rank that has shown nothing yet is timed from the observer's own arrival.
 _NOTHING_YET: Final = ("", "")
@@ -270,32 +270,6 @@ def await_final(member: Member, joint: Joint, arrival: Arrival) -> Protocol[Fina
             with suppress(ResilienceError):
                 yield Set(member.keys.joint("left", member.rank), str(joint.seq).encode())
         raise
-
-
-def gather(
-    member: Member, joint: Joint, arrival: Arrival, *, final: FinalRecord
-) -> Protocol[tuple[OutcomeRecord, ...]]:
-    """Return what the workers have reported, once the verdict is known.
-
-    Args:
-        member: Who this rank is.
-        joint: The operation.
-        arrival: How this rank came.
-        final: The verdict.
-    """
-    if len(joint.workers) == 1:
-        # The only worker writes the verdict, and no report besides.
-        (rank,) = joint.workers
-        report = OutcomeRecord(
-            rank=rank,
-            failure=final.failure if final.first_rank == rank else "",
-            error=final.error if final.first_rank == rank else "",
-            detail=final.detail,
-            attempts=final.attempts,
-        )
-        return () if rank in final.lost_ranks else (report,)
-    reported, _ = yield from _reports(member, joint, arrival)
-    return reported
 
 
 def someone_left(member: Member) -> Protocol[bool]:

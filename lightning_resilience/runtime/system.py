@@ -17,10 +17,13 @@ import time
 from typing import Final
 
 
-__all__ = ["SystemClock", "SystemDice", "monotonic_s"]
+__all__ = ["SystemClock", "SystemDice", "monotonic_s", "unix_s"]
 
 monotonic_s: Final = time.monotonic
 """The clock of ``SystemClock`` as a bare function, for a path that is counted in nanoseconds."""
+
+unix_s: Final = time.time
+"""Seconds since 1970, by this host's clock: for what a scheduler says of the end of a job only."""
 
 
 class SystemClock:

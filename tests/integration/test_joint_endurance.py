@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from lightning_resilience import BreakerConfig, RetryPolicy
 from lightning_resilience.adapters.lightning.breakers import Policy
-from lightning_resilience.adapters.lightning.session import Course, Session
+from lightning_resilience.adapters.lightning.session import Session
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.torch_store import TorchStore
@@ -72,7 +72,6 @@ def session_on(store: SharedStore, rank: int, *, ranks: int, folder: Path) -> Se
         policy=policy,
         driver=Driver(store=store, clock=SystemClock(), dice=SystemDice(rank=rank), sink=Sink()),
         storage=Storage({}, spool=lambda: str(folder)),
-        course=Course(),
     )
 
 

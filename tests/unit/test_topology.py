@@ -9,7 +9,7 @@ import re
 import pytest
 
 from lightning_resilience.errors import ConfigError
-from lightning_resilience.topology import Topology, read_topology
+from lightning_resilience.topology import Topology, job_end_s, read_topology
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,18 @@ def test_this_process_is_asked_by_default(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("WORLD_SIZE", "7")
 
     assert read_topology().world_size == 7
+
+
+@pytest.mark.parametrize(
+    ("variables", "end_s"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_END_TIME": "1790000000"}, 1790000000.0),
+        ({"SLURM_JOB_END_TIME": "Unknown"}, None),
+    ],
+)
+def test_the_end_of_the_job_is_what_slurm_says(
+    variables: dict[str, str], end_s: float | None
+) -> None:
+    """Where it says nothing that can be read, nobody knows it, and that is no error."""
+    assert job_end_s(variables) == end_s

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from lightning_resilience.adapters.lightning import namespaces
 from lightning_resilience.adapters.lightning.alone import adopt_device
 from lightning_resilience.adapters.lightning.resilient_io import STORE_TIMEOUT_S
-from lightning_resilience.adapters.lightning.session import Course, Session
+from lightning_resilience.adapters.lightning.session import Session
+from lightning_resilience.adapters.lightning.whereabouts import Whereabouts
 from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.adapters.telemetry import LoggingSink
 from lightning_resilience.config import check_relations
@@ -69,6 +70,7 @@ def open_session(
     *,
     joint: JointConfig,
     termination: Termination,
+    asked: Any,
 ) -> Session:
     """Open this rank's session.
 
@@ -78,6 +80,7 @@ def open_session(
         options: Checked options of the callback, with those of a ``CheckpointIO`` that it found.
         joint: Options of joint operations.
         termination: Ends waits at a signal.
+        asked: What this rank was asked to start from; rank 0's counts.
 
     Raises:
         StoreUnavailableError: The shared store does not answer.
@@ -91,7 +94,7 @@ def open_session(
     # to leave them alone.
     # And a variable that is set on one node only must not give its ranks keys of their own.
     own_run_id = options.run_id or environment.run_id or dice.nonce()
-    run_id, incarnation = trainer.strategy.broadcast((own_run_id, dice.nonce()))
+    run_id, incarnation, asked = trainer.strategy.broadcast((own_run_id, dice.nonce(), asked))
     store = options.store if options.store is not None else environment.store
     driver = Driver(
         store=open_store(
@@ -113,12 +116,10 @@ def open_session(
         driver=driver,
         storage=options.storage(environment, run_id=run_id),
         hosts=trainer.num_nodes,
-        course=Course(
-            is_stopping=lambda: termination.is_pending,
-            is_failing=lambda: termination.is_failing,
-            step=lambda: trainer.global_step,
-        ),
+        is_stopping=lambda: termination.is_pending,
+        asked=asked,
     )
+    session.place = Whereabouts(lambda: trainer.global_step)
     # Order: all have enlisted before the first joint operation of any, which may be in setup.
     trainer.strategy.barrier("lightning_resilience_setup")
     return session

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that one rank needs for one ``fit``: store, driver, breakers, and joint operations.
+"""Everything that one rank needs for one run: store, driver, breakers, and joint operations.
 
 Made in ``setup``, when the process group is up, and closed at the strategy's ``teardown``. Every
 method that is a joint operation must be called on all ranks in the same order, as Lightning calls
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,15 @@ from lightning_resilience.adapters.lightning.alone import Alone
 from lightning_resilience.adapters.lightning.work import Asked, carry_out, hand_over
 from lightning_resilience.core.events import CheckpointRemoved
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.incident import PeerInterruption
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.records import FinalRecord
 from lightning_resilience.errors import ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
 from lightning_resilience.protocols.joint_fence import enlist
+from lightning_resilience.protocols.joint_told import read_reports
 from lightning_resilience.protocols.joint_verdict import someone_left
 
 
@@ -33,44 +36,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
+    from lightning_resilience.adapters.lightning.failing import Failing
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
-    from lightning_resilience.core.records import FinalRecord
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.runtime.driver import Driver
 
 
-__all__ = ["Course", "Session"]
+__all__ = ["Session"]
 
 _log = logging.getLogger(__name__)
 
 
-def _no() -> bool:
-    return False
-
-
-def _nowhere() -> int:
-    return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """How the training goes to which a session belongs.
-
-    Args:
-        is_stopping: Whether this process was told to stop, and nobody has acted on it.
-        is_failing: Whether training is ending for an exception: other ranks may have left.
-        step: The step of training that this rank is at, the same on every rank.
-    """
-
-    is_stopping: Callable[[], bool] = _no
-    is_failing: Callable[[], bool] = _no
-    step: Callable[[], int] = _nowhere
-
-
 class Session:
-    """One rank's part in one ``fit``.
+    """One rank's part in one run: a fit, or a validation, test or prediction.
 
     Args:
         member: Who this rank is.
@@ -78,7 +59,12 @@ class Session:
         driver: Runs protocols; the session closes it.
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
-        course: How training goes.
+        is_stopping: Whether this process was told to stop, and nobody has acted on it.
+        asked: What rank 0 was asked to start from.
+
+    Attributes:
+        failing: What this rank tells and knows of ranks that leave; None where it is the only one.
+        place: Tells where in training the next joint operation is.
     """
 
     def __init__(
@@ -89,17 +75,21 @@ class Session:
         driver: Driver,
         storage: Storage,
         hosts: int = 1,
-        course: Course = Course(),
+        is_stopping: Callable[[], bool] = lambda: False,
+        asked: Any = None,
     ) -> None:
         self.member = _enlisted(member, driver)
         self.driver = driver
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
+        self.failing: Failing | None = None
+        self.place: Callable[[], str] = str
         self._policy = policy
-        self._course = course
-        # The step of the latest operation, and how many there were at it.
-        self._place = (-1, 0)
+        self._is_stopping = is_stopping
         self._seq = 0
+        self.asked = asked
+        self.chosen: Inspection | None = None
+        """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
         self._removals: list[Work] = []
         self._removals_failed = False
 
@@ -137,6 +127,45 @@ class Session:
         """
         result = self._joint(op, url, work, by_all=by_all, is_guarded=False)
         return None if result.value is None else result.value.value
+
+    def by_all(
+        self, op: str, url: str, work: Work, *, kind: str = "write", is_guarded: bool = True
+    ) -> Any:
+        """Do a part of the same operation on every rank.
+
+        Args:
+            op: Name of the operation.
+            url: What it is about.
+            work: This rank's part; its result is told as text, see ``told``.
+            kind: ``read`` or ``write``.
+            is_guarded: Whether it asks storage.
+
+        Returns:
+            What this rank's ``work`` has returned.
+
+        Raises:
+            JointError: The same on every rank.
+        """
+        result = self._joint(op, url, work, kind=kind, by_all=True, is_guarded=is_guarded)
+        return result.value.value
+
+    def told(self, op: str) -> tuple[str, ...]:
+        """Return what every rank has told in ``op``, the last operation; one rank calls this.
+
+        Raises:
+            JointUnavailableError: This rank could not reach the shared store for too long.
+        """
+        reports = self.driver.run(read_reports(self.member, op, seq=self._seq))
+        return tuple(report.detail for report in reports)
+
+    def remove_later(self, work: Work) -> None:
+        """Remove what is no checkpoint with the next joint operation; rank 0's request counts."""
+        if self.member.rank == 0:
+            self._removals.append(work)
+
+    def keep(self, url: str) -> None:
+        """Do not remove ``url`` any more: it is about to be written again."""
+        self._removals[:] = [work for work in self._removals if work.url != url]
 
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
@@ -202,7 +231,33 @@ class Session:
         """
         return self._joint(op, url, Asked(self.storage, url, work), kind=kind).final
 
-    def _joint(
+    def _joint(self, op: str, url: str, work: Work | None, **how: Any) -> JointResult:
+        self._seq += 1
+        if self.failing is None:
+            return self._together(op, url, work, **how)
+        if self.failing.leaves_alone:
+            return self._by_itself(op, work, **how)
+        try:
+            self.failing.check()
+            return self._together(op, url, work, **how)
+        except PeerInterruption as interruption:
+            raise interruption.error from None
+
+    def _by_itself(
+        self, op: str, work: Work | None, *, kind: str = "write", is_guarded: bool = True
+    ) -> JointResult:
+        # On an exception, with nobody there to agree with.
+        if work is None:
+            return JointResult(final=FinalRecord(op=op, writer=""))
+        if is_guarded:
+            done = self.alone.run(op, work, kind=kind)
+        else:
+            done = self.driver.run(hand_over(work, self.driver.clock.now_s()))
+        return JointResult(
+            final=FinalRecord(op=op, detail=_detail(op, done), writer=""), value=done
+        )
+
+    def _together(
         self,
         op: str,
         url: str,
@@ -212,21 +267,17 @@ class Session:
         by_all: bool = False,
         is_guarded: bool = True,
     ) -> JointResult:
-        self._seq += 1
         breakers = self.alone.breakers
         storage = self.storage if work is None else work.storage
-        is_lenient = self._course.is_failing()
         joint = Joint(
             op=op,
             seq=self._seq,
-            # Ranks may leave from different steps for one exception.
-            digest="an exception" if is_lenient else self._whereabouts(),
+            digest=self.place(),
             subject=redacted(url),
             workers=tuple(range(self.member.world_size)) if by_all else (0,),
             circuit=breakers.joint_circuit(url, kind) if is_guarded else None,
             patience=breakers.patience(url, kind, storage),
             deadline_s=self._policy.retry.deadline_s,
-            is_lenient=is_lenient,
         )
         works = work is not None and self.member.rank in joint.workers
         try:
@@ -239,16 +290,10 @@ class Session:
         self._stop_alone(op)
         return result
 
-    def _whereabouts(self) -> str:
-        # No paths: they may hold a metric that is not the same on every rank.
-        step, (last, calls) = self._course.step(), self._place
-        self._place = (step, calls + 1 if step == last else 1)
-        return "step {}, call {}".format(*self._place)
-
     def _stop_alone(self, op: str) -> None:
         # The operation went well, and the signal may wait for the end of the step. Not so where
         # another rank has left already: the collective that follows would fail for its absence.
-        if self._course.is_stopping() and self.alone.breakers.run(op, someone_left(self.member)):
+        if self._is_stopping() and self.alone.breakers.run(op, someone_left(self.member)):
             self.driver.interrupt()
 
     def _part(self, joint: Joint, work: Work, kind: str) -> Part:
@@ -256,11 +301,6 @@ class Session:
 
         def report(error: BaseException) -> Any:
             return report_of(error, rank=self.member.rank, outcome=joint.patience.classify(error))
-
-        def detail(done: Guarded) -> str:
-            # A checkpoint that was loaded is nothing to tell the others.
-            value = None if joint.op == "load" else done.value
-            return "" if value is None else str(getattr(value, "digest", value))
 
         first = None if joint.op == "remove" else self._removal_first()
 
@@ -273,7 +313,7 @@ class Session:
             call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
             return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
 
-        return Part(run=run, detail=detail, outcome=report)
+        return Part(run=run, detail=partial(_detail, joint.op), outcome=report)
 
     def _removal_first(self) -> Protocol[Guarded] | None:
         # Asked for outside a ModelCheckpoint's save point, for example by a callback of the user's.
@@ -343,6 +383,12 @@ class Session:
     def _let_go(self) -> None:
         self.driver.close()
         self.driver.store.close()
+
+
+def _detail(op: str, done: Guarded) -> str:
+    # A checkpoint that was loaded is nothing to tell the others.
+    value = None if op == "load" else done.value
+    return "" if value is None else str(getattr(value, "digest", value))
 
 
 def _enlisted(member: Member, driver: Driver) -> Member:

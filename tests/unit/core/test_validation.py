@@ -42,7 +42,7 @@ SECONDS = {
     ),
     AdmissionConfig: ("slot_lease_s", "beat_every_s"),
     BudgetConfig: ("budget_window_s",),
-    JointConfig: ("joint_timeout_s", "joint_beat_s"),
+    JointConfig: ("joint_timeout_s", "joint_beat_s", "termination_grace_s"),
 }
 WHOLE = {
     RetryPolicy: ("max_attempts", "unknown_max_attempts"),

@@ -10,7 +10,6 @@ import pytest
 
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.joint import error_of
-from lightning_resilience.core.records import OutcomeRecord
 from lightning_resilience.errors import JointError, JointUnavailableError
 from lightning_resilience.protocols import effects as fx
 from tests.joint_scenes import finals, one_verdict, saving
@@ -267,29 +266,3 @@ def test_a_store_that_is_lost_costs_whoever_waits_no_second_timeout() -> None:
     world.run(limit_s=10.0 + TIMEOUT_S + 3 * BEAT_S)
 
     assert [type(task.error) for task in tasks] == [JointUnavailableError] * 2
-
-
-# --- what all have reported ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [(0,), (0, 1, 2)], ids=["one", "all"])
-def test_one_rank_is_told_what_every_worker_has_reported(workers: tuple[int, ...]) -> None:
-    """The reports come with the result, by rank, on that rank only."""
-    world = World()
-    tasks = present(world, range(3), of=3, workers=workers, told_to=0)
-
-    world.run(limit_s=10.0)
-
-    told = [task.result[0].reports for task in tasks]
-    assert told == [tuple(OutcomeRecord(rank=rank, detail="done") for rank in workers), (), ()]
-
-
-def test_a_rank_that_is_lost_has_reported_nothing() -> None:
-    """Where a worker has not come, the reports are those of the others."""
-    world = World()
-    tasks = present(world, [0, 2], of=3, workers=(0, 1, 2), told_to=0)
-
-    world.run(limit_s=2 * TIMEOUT_S)
-
-    assert [report.rank for report in tasks[0].result[0].reports] == [0, 2]
-    assert one_verdict(tasks).lost_ranks == (1,)

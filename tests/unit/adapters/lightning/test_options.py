@@ -156,6 +156,8 @@ def test_what_is_no_mapping_is_refused(group: str, value: Any) -> None:
         ({"storage_options": [1, 2]}, "storage_options"),
         ({"classify": "transient"}, "classify"),
         ({"spool_dir": 7}, "spool_dir"),
+        ({"termination_grace_s": 0}, "termination_grace_s=0"),
+        ({"termination_grace_s": "30"}, "termination_grace_s='30"),
         ({"strict": 1}, "strict=1"),
         ({"strict": "yes"}, "strict=… of type str"),
     ],

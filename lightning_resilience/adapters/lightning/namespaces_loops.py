@@ -1,0 +1,115 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Private names of Lightning's training loop, of its signal handlers, and of its SLURM requeueing.
+
+As ``namespaces``, which has all the others: what is needed is found on the Trainer at hand.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.adapters.lightning.namespaces import (
+    checkpoint_callbacks,
+    is_model_checkpoint,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = [
+    "BROADCAST",
+    "HANDLERS",
+    "REGISTER",
+    "STEP",
+    "free_requeue_path",
+    "has_broadcast",
+    "is_between_updates",
+    "last_checkpoint_saver",
+    "requeue_signal",
+    "saves_on_exception",
+    "signal_connector",
+    "training_loop",
+]
+
+STEP: Final = "advance"
+"""The training loop's method for one step."""
+BROADCAST: Final = "_broadcast_sigterm_tensor"
+"""Its method by which all ranks learn of rank 0's stop flag, at the beginning of each step."""
+REGISTER: Final = "register_signal_handlers"
+"""The signal connector's method that installs its handlers."""
+HANDLERS: Final = ("_sigterm_notifier_fn", "_slurm_sigusr_handler_fn", "_sigterm_handler_fn")
+"""The handlers that it may install. The first runs a collective, the second saves and starts a
+program, and the third writes a log line: nothing of that may happen inside a handler."""
+
+
+def training_loop(trainer: Any) -> Any:
+    """Return the loop over the steps of an epoch."""
+    return trainer.fit_loop.epoch_loop
+
+
+def signal_connector(trainer: Any) -> Any:
+    """Return what registers signal handlers, and knows whether training was told to stop."""
+    return trainer._signal_connector
+
+
+def has_broadcast(trainer: Any) -> bool:
+    """Tell whether each step begins with a broadcast of rank 0's stop flag (Lightning ≥ 2.5.6)."""
+    return hasattr(training_loop(trainer), BROADCAST)
+
+
+def is_between_updates(trainer: Any) -> bool:
+    """Tell whether no gradients are accumulated now, between two batches."""
+    every: int = trainer.accumulate_grad_batches
+    done: int = training_loop(trainer).batch_progress.current.ready
+    return done % every == 0
+
+
+def requeue_signal(trainer: Any) -> int:
+    """Return the signal on which SLURM's job is to be requeued; 0 where Lightning does not."""
+    environment = trainer._accelerator_connector.cluster_environment
+    if type(environment).__name__ != "SLURMEnvironment" or not environment.auto_requeue:
+        return 0
+    return int(environment.requeue_signal or getattr(signal, "SIGUSR1", 0))
+
+
+def free_requeue_path(trainer: Any) -> str:
+    """Return the name for the checkpoint from which a requeued job starts; lists a directory."""
+    path: str = trainer._checkpoint_connector.hpc_save_path(trainer.default_root_dir)
+    return path
+
+
+def saves_on_exception(trainer: Any) -> bool:
+    """Tell whether a checkpoint callback saves whenever an exception ends the fit."""
+    return any(
+        getattr(callback, "save_on_exception", not is_model_checkpoint(callback))
+        for callback in checkpoint_callbacks(trainer)
+        if is_model_checkpoint(callback) or type(callback).__name__ == "OnExceptionCheckpoint"
+    )
+
+
+def last_checkpoint_saver(trainer: Any) -> Callable[[], None] | None:
+    """Return what saves "last" now, by the first ``ModelCheckpoint``; None where there is none.
+
+    It saves whether or not that callback is told to keep a "last", and nothing where it has saved
+    this very step already.
+    """
+    callback = next(filter(is_model_checkpoint, checkpoint_callbacks(trainer)), None)
+    if callback is None or not callback.dirpath or trainer.fast_dev_run:
+        return None
+
+    def save() -> None:
+        if callback._last_global_step_saved == trainer.global_step:
+            return
+        before = callback.save_last
+        # Not "link", which would name an older checkpoint again.
+        callback.save_last = True
+        try:
+            callback._save_last_checkpoint(trainer, callback._monitor_candidates(trainer))
+        finally:
+            callback.save_last = before
+
+    return save
