@@ -348,7 +348,7 @@ def leave_whoever_is_in(patch: Patch) -> None:
     def wrong(permit: Any, free: bytes) -> fx.Protocol[None]:
         yield fx.Set(permit.key, free)
 
-    patch.setattr(admission, "_give_back", wrong)
+    patch.setattr(permit, "_give_back", wrong)
 
 
 def beat_whoever_is_in(patch: Patch) -> None:
