@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
+from lightning_resilience.core.events import ProbeStarted
 from lightning_resilience.core.lease import CLOCK_RATE_FACTOR
 from lightning_resilience.drill.facts import EPSILON_S, Check
 from lightning_resilience.drill.scenario import Pause
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.core.events import Event
     from lightning_resilience.core.records import BreakerRecord
     from lightning_resilience.drill.checks_history import OneHistory
     from lightning_resilience.drill.facts import Facts
@@ -47,12 +49,14 @@ class Claim:
         at_s: When it was written.
         life: In which life of the store.
         request: The probe that was sent for it, or None.
+        is_known: Whether its process knows of it: the answer may have been lost.
     """
 
     epoch: int
     at_s: float
     life: int
     request: Request | None = None
+    is_known: bool = False
 
 
 class OneProbe(Check):
@@ -98,16 +102,27 @@ class OneProbe(Check):
             )
         self.claims[process] = Claim(new.epoch, now_s, facts.life)
 
+    def emitted(self, now_s: float, process: Process, event: Event) -> None:
+        """Note that a process knows of its claim."""
+        del now_s
+        claim = self.claims.get(process)
+        if isinstance(event, ProbeStarted) and claim is not None:
+            claim.is_known = claim.is_known or event.epoch == claim.epoch
+
     def began(self, now_s: float, request: Request) -> None:
         """Count a probe."""
         if request.kind != "probe":
             return
         process = request.process
         claim = self.claims.get(process)
+        is_alone = self.facts.is_alone(process, request.operation)
+        if is_alone and claim is not None and not claim.is_known:
+            # Its answer was lost, and this is the probe of the process's own breaker.
+            claim = None
         if claim is not None and claim.request is None and self._is_current(claim, process):
             claim.request = request
             self._sent(now_s, request, claim)
-        elif self.facts.is_alone(process, request.operation):
+        elif is_alone:
             self._sent_alone(now_s, request)
         elif claim is not None and claim.request is not None:
             self.fail(f"{process.name} sends a second probe for its claim of epoch {claim.epoch}")

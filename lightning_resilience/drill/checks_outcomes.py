@@ -219,13 +219,16 @@ class HonestVerdicts(_Outcomes):
             )
 
     def _seen(self, process: Process, work: _Work) -> dict[int, _Report]:
-        """Return the reports that a process must have seen: those before its look, or its own."""
-        own = work.reports.get(process.rank)
-        until_s = max(work.looked_at_s[process], _NEVER_S if own is None else own.at_s)
+        """Return the reports that a process knows: those before its look, and its own.
+
+        Whoever is interrupted does not look, and its own is the most severe that there is.
+        """
+        looked_at_s = work.looked_at_s[process]
         return {
             rank: report
             for rank, report in work.reports.items()
-            if report.at_s <= until_s and report.life == self.facts.life
+            if (report.at_s <= looked_at_s or rank == process.rank)
+            and report.life == self.facts.life
         }
 
 
