@@ -32,6 +32,7 @@ from lightning_resilience.protocols.joint_verdict import someone_left
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.lightning.background import Background
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
@@ -56,6 +57,9 @@ class Session:
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
         is_stopping: Whether this process was told to stop, and nobody has acted on it.
+
+    Attributes:
+        background: What is written in the background; None where nothing is.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Session:
         self.driver = driver
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
+        self.background: Background | None = None
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
@@ -112,6 +117,15 @@ class Session:
         """
         result = self._joint(op, url, work, by_all=by_all, is_guarded=False)
         return None if result.value is None else result.value.value
+
+    def told_by_rank_zero(self, op: str, url: str, work: Callable[[CancelToken], str]) -> str:
+        """Learn on every rank what rank 0 finds out by ``work``, which asks no storage.
+
+        Raises:
+            JointError: The same on every rank.
+        """
+        asked = Asked(self.storage, url, work) if self.member.rank == 0 else None
+        return self._joint(op, url, asked, is_guarded=False).final.detail
 
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
