@@ -63,6 +63,8 @@ class Termination:
     def __init__(self, trainer: Any, patches: Patches, *, grace_s: float | None) -> None:
         self.is_pending = False
         """Whether a signal has come that nobody has acted on. Cheap to look at, at every step."""
+        self.is_agreed = False
+        """Whether all ranks have agreed to stop, so that they leave after the same step."""
         self._trainer = trainer
         self._exception = sigterm_exception(trainer)
         self._grace_s = grace_s

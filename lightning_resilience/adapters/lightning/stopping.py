@@ -74,6 +74,7 @@ class Stopping:
             SIGTERMException: Always, on all ranks; Lightning's, of the distribution at hand.
             JointError: Instead of it, on all ranks: the checkpoint could not be saved.
         """
+        self._termination.is_agreed = True
         self._termination.stop(record.left_s)
         _log.info(
             "all ranks stop at step %d: %s on rank %d",
