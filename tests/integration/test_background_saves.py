@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -19,6 +20,14 @@ from lightning_resilience import JointError
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, make_data, make_model, make_trainer, run_rank, store_server
+from tests.signalled_job import (
+    Signalled,
+    left_together,
+    run_under_slurm,
+    signalled_job,
+    stopped_together,
+    write_scontrol,
+)
 from tests.single_rank import fit, names
 
 
@@ -122,22 +131,72 @@ def test_at_the_bound_both_ranks_wait_for_longer_than_their_group_would(
     assert "training waits for storage: max_pending_saves=1" in running.ranks[0].text()
 
 
+@pytest.mark.multiprocess
+def test_what_is_saved_at_a_signal_waits_out_an_outage_in_the_background(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """No rank leaves before it is in storage, as long as there is time."""
+    plan = FaultPlan.write(
+        tmp_path / "plan", Rule(operations=("put_file",), error="reset", lasting_s=2.0)
+    )
+    plugins = {"plugins": [AsyncCheckpointIO()]}
+    signalled = Signalled(signal.SIGTERM, ranks=(1,))
+    job = signalled_job(f"faulty://{tmp_path}/files", signalled, trainer=plugins)
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    stopped_together(running, reports)
+    last_put = plan.calls("put_file", name="last.ckpt")[-1]
+    assert min(report["ended_at_s"] for report in reports) > last_put["at_s"]
+
+
+@pytest.mark.multiprocess
+def test_a_job_is_requeued_once_its_checkpoint_is_in_storage(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """SLURM may end the job at once, and with it the thread that writes."""
+    home = tmp_path / "job"
+    asked = write_scontrol(home)
+    plan = FaultPlan.write(
+        tmp_path / "plan", Rule(operations=("put_file",), name="hpc_ckpt", slow_s=0.1)
+    )
+    root = f"faulty://{tmp_path}/root"
+    job = signalled_job(
+        f"faulty://{tmp_path}/files",
+        Signalled(signal.SIGUSR1, ranks=(1,)),
+        trainer={"plugins": [AsyncCheckpointIO()], "default_root_dir": root},
+    )
+    with store_server() as port:
+        running = lightning_job.start(
+            warm_python, job, home, port=port, plan=plan, function=run_under_slurm
+        )
+        reports = running.wait()
+
+    left_together(running, reports)
+    saved = Path(f"{tmp_path}/root/hpc_ckpt_1.ckpt")
+    assert asked.exists(), running.told()
+    assert saved.stat().st_mtime_ns <= asked.stat().st_mtime_ns
+
+
 class LoadsThroughThePlugin(Callback):
-    """Loads the checkpoint of step 2, by itself, as soon as it was handed over."""
+    """Saves, and asks the plugin itself for the same path in the next line."""
 
     def __init__(self) -> None:
         self.loaded: Any = None
 
-    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-        """Load it."""
-        path = f"{trainer.checkpoint_callback.dirpath}/step=2.ckpt"
-        if trainer.global_step == 2:
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Save and load."""
+        if trainer.global_step == 3:
+            path = f"{trainer.checkpoint_callback.dirpath}/mine.ckpt"
+            trainer.save_checkpoint(path)
             self.loaded = trainer.strategy.checkpoint_io.load_checkpoint(path)
 
 
 def test_a_load_past_the_strategy_waits_as_well(faulty: Callable[..., Job]) -> None:
     """One rank asks the plugin itself for what it has handed over, and gets it."""
-    slow = Rule(operations=("put_file",), name="step=2.ckpt", slow_s=0.1)
+    slow = Rule(operations=("put_file",), name="mine.ckpt", slow_s=0.1)
     plugins = {"plugins": [AsyncCheckpointIO()]}
     trainer = make_trainer(faulty(slow, trainer=plugins))
     loads = LoadsThroughThePlugin()
@@ -145,18 +204,15 @@ def test_a_load_past_the_strategy_waits_as_well(faulty: Callable[..., Job]) -> N
 
     trainer.fit(make_model(), make_data())
 
-    assert loads.loaded["global_step"] == 2
+    assert loads.loaded["global_step"] == 3
 
 
 def test_a_load_past_the_strategy_gets_the_failure_itself(faulty: Callable[..., Job]) -> None:
     """What the storage has raised for the save is what the load raises."""
-    denied = Rule(operations=("put_file",), name="step=2.ckpt", error="denied")
+    denied = Rule(operations=("put_file",), name="mine.ckpt", error="denied")
     plugins = {"plugins": [AsyncCheckpointIO()]}
     trainer = make_trainer(faulty(denied, trainer=plugins))
     trainer.callbacks.insert(0, LoadsThroughThePlugin())
 
-    with pytest.raises((PermissionError, JointError), match="Access Denied") as caught:
+    with pytest.raises(PermissionError, match="Access Denied"):
         trainer.fit(make_model(), make_data())
-
-    notes = getattr(caught.value, "__notes__", [])
-    assert isinstance(caught.value, JointError) or "was not written" in "".join(notes)

@@ -93,10 +93,10 @@ def test_the_users_exception_is_what_fit_raises(
     assert caught.value.__context__ is None
     assert len(plan_in_use().calls("put_file")) == 1
     assert "was not written in the background" in caplog.text
-    notes = getattr(caught.value, "__notes__", ["was not written in the background: step=2.ckpt"])
-    (note,) = notes
-    assert "was not written in the background" in note
-    assert "step=2.ckpt" in note
+    if hasattr(caught.value, "add_note"):
+        (note,) = getattr(caught.value, "__notes__", [])
+        assert "was not written in the background" in note
+        assert "step=2.ckpt" in note
 
 
 @pytest.mark.multiprocess

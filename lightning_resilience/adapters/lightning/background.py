@@ -114,10 +114,10 @@ class Background:
         self._ask = boundary.ask
         boundary.on(AgendaKind.FAIL, self._raise)
 
-    # Waits: rank 0 --------------------------------------------------------------------------------
+    # Waits ----------------------------------------------------------------------------------------
 
     def wait_for_room(self, token: CancelToken) -> None:
-        """Return once another save may be handed over.
+        """Return on rank 0 once another save may be handed over.
 
         Bounded by what is pending: every write has its own deadline.
 
@@ -134,6 +134,22 @@ class Background:
                 self._limit,
             )
         self._wait_until(lambda: self._backlog.has_room(self._limit), token)
+
+    def settle(self) -> None:
+        """Have all ranks wait until nothing is pending, whatever becomes of it.
+
+        Raises:
+            JointError: The same on every rank: rank 0 could not wait for that long.
+        """
+
+        def wait(token: CancelToken) -> str:
+            self._wait_for_all(token)
+            return ""
+
+        self._learn("drain", self._root, wait)
+
+    def _wait_for_all(self, token: CancelToken) -> None:
+        self._wait_until(lambda: not self._backlog.pending, token)
 
     def _wait_until(self, done: Callable[[], bool], token: CancelToken | None = None) -> None:
         with self._changed:
@@ -242,7 +258,7 @@ class Background:
 
     def _drain(self) -> None:
         def wait(token: CancelToken) -> str:
-            self._wait_until(lambda: not self._backlog.pending, token)
+            self._wait_for_all(token)
             failures = self._backlog.unreported
             return self._told(failures[0]) if failures else ""
 
