@@ -12,7 +12,9 @@
     ├── RetriesExhaustedError              the policy ended; the last failure is the cause
     ├── JointError                         all ranks agreed that an operation failed
     │   └── JointUnavailableError          this rank could not learn what the others agreed
+    ├── PeerFailedError                    another rank has left, so this one stops
     ├── CheckpointError                    a checkpoint is not what was written
+    │   └── CorruptCheckpointError         what is there is not what its manifest says
     ├── CallTimeoutError (also TimeoutError)  a call was abandoned at its timeout
     ├── InvalidTransitionError             a bug of ours
     ├── DrillFailedError                   a simulated job did not keep a promise; a bug of ours
@@ -35,11 +37,13 @@ __all__ = [
     "CheckpointError",
     "CircuitOpenError",
     "ConfigError",
+    "CorruptCheckpointError",
     "CorruptRecordError",
     "DrillFailedError",
     "InvalidTransitionError",
     "JointError",
     "JointUnavailableError",
+    "PeerFailedError",
     "ResilienceError",
     "RetriesExhaustedError",
     "ScenarioError",
@@ -244,8 +248,35 @@ class JointUnavailableError(JointError):
         self.lost_ranks = lost_ranks
 
 
+class PeerFailedError(ResilienceError):
+    """Another rank has left with an exception, so this one cannot go on either.
+
+    ``__cause__`` is what this rank met because of that, for example the error of a collective that
+    broke; the other rank's own exception is in that rank's process.
+
+    Args:
+        message: What happened, with the other rank and its exception.
+        rank: The rank that left first, if known.
+        kind: ``error``, ``signal`` (it was told to stop) or ``echo`` (it has only noticed that
+            another one was gone); empty where that is not known.
+        error: One line: type and text of that rank's exception; empty where it is not known.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, kind: str = "", error: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.kind = kind
+        self.error = error
+
+
 class CheckpointError(ResilienceError):
     """A checkpoint in storage is not what was written."""
+
+
+class CorruptCheckpointError(CheckpointError):
+    """What is there under a checkpoint's name is not what its manifest says was saved."""
 
 
 class CallTimeoutError(ResilienceError, TimeoutError):

@@ -11,6 +11,9 @@ The plan lies in a folder that the environment variable ``FAULTY_FILESYSTEM`` na
 plan holds for all ranks and for the test that watches them: ``rules.json`` says what fails, and
 ``calls.jsonl`` has one line for each call. An outage begins with the first call that it strikes and
 is timed by the monotonic clock, which all processes of a host share.
+
+Where a rule is about ``land``, the instant at which a file that was sent appears is a call of its
+own. What is asked about a manifest has a name of its own, such as ``manifest_put_file``.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ import errno
 import fcntl
 import json
 import os
+import signal
+import threading
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -98,6 +103,8 @@ class Rule:
         operations: Names of the operations; empty for all requests.
         name: Part of the path, empty for any.
         error: Name in ``ERRORS`` of what is raised; empty for nothing.
+        rank: Only calls of this rank are numbered and struck, by the launcher's number.
+        kill: The process that calls is killed.
         hang: The call does not come back until the folder of the plan has a file ``released``.
         swallow: The call does nothing and says nothing.
         slow_s: Time that each piece of ``put_file`` takes, in seconds; other calls once.
@@ -111,6 +118,8 @@ class Rule:
     operations: tuple[str, ...] = ()
     name: str = ""
     error: str = ""
+    rank: int | None = None
+    kill: bool = False
     hang: bool = False
     swallow: bool = False
     slow_s: float = 0.0
@@ -124,6 +133,10 @@ class Rule:
         # To make a client is no request: an outage of everything begins with the first request.
         meant = operation in self.operations or (not self.operations and operation != "connect")
         return meant and self.name in path
+
+    def numbers(self, call: dict[str, Any]) -> bool:
+        """Tell whether an earlier call is one of those that are numbered."""
+        return self.rank is None or call["rank"] == str(self.rank)
 
 
 class FaultPlan:
@@ -173,11 +186,15 @@ class FaultPlan:
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             rules = self.rules()
-            earlier = [self.calls(*rule.operations, name=rule.name) for rule in rules]
+            call: dict[str, Any] = {"operation": operation, "path": path}
+            call["rank"] = os.environ.get("RANK", "")
+            earlier = [self._numbered(rule) for rule in rules]
             now_s = time.monotonic()
             struck = None
             for number, (rule, before) in enumerate(zip(rules, earlier, strict=True)):
                 if not rule.matches(operation, path) or not self._is_ill(number, rule, now_s):
+                    continue
+                if not rule.numbers(call):
                     continue
                 if rule.apart_s and not _is_too_soon(before, path, now_s - rule.apart_s):
                     continue
@@ -185,15 +202,31 @@ class FaultPlan:
                     struck = rule
                     self._begin(number, now_s)
                     break
-            call: dict[str, Any] = {"operation": operation, "path": path}
-            call |= {
-                "rank": os.environ.get("RANK", ""),
-                "at_s": now_s,
-                "struck": struck is not None,
-            }
+            call |= {"at_s": now_s, "struck": struck is not None}
             with (self.folder / "calls.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(call) + "\n")
         return struck
+
+    def _numbered(self, rule: Rule) -> list[dict[str, Any]]:
+        calls = self.calls(*rule.operations, name=rule.name)
+        return [call for call in calls if rule.numbers(call)]
+
+    def suffer(self, operation: str, path: str) -> Rule | None:
+        """Note a call and let it be struck; return the rule that has struck it, if it goes on."""
+        rule = self.strike(operation, path)
+        if rule is None:
+            return None
+        if rule.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while rule.hang and not self.is_released:
+            time.sleep(0.02)
+        if rule.slow_s and operation != "put_file":
+            time.sleep(rule.slow_s)
+        if rule.error:
+            make = ERRORS[rule.error]
+            error = make()
+            raise error
+        return rule
 
     def rules(self) -> list[Rule]:
         """Return the rules."""
@@ -259,18 +292,11 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
         return super()._strip_protocol(os.fspath(path).removeprefix(f"{PROTOCOL}://"))
 
     def _strike(self, operation: str, path: Any) -> Rule | None:
-        rule = self.plan.strike(operation, str(self._strip_protocol(path)))
-        if rule is None:
-            return None
-        while rule.hang and not self.plan.is_released:
-            time.sleep(0.02)
-        if rule.slow_s and operation != "put_file":
-            time.sleep(rule.slow_s)
-        if rule.error:
-            make = ERRORS[rule.error]
-            error = make()
-            raise error
-        return rule
+        name = str(self._strip_protocol(path))
+        if name.endswith(".json") and "/.resilience/" in name:
+            # Not the checkpoint's own: whoever counts or strikes those does not mean these.
+            operation = f"manifest_{operation}"
+        return self.plan.suffer(operation, name)
 
     def put_file(self, path1: Any, path2: Any, callback: Any = None, **kwargs: Any) -> None:
         """Send a file in pieces; it appears with the last of them."""
@@ -287,8 +313,11 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
         if rule is not None and rule.swallow:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        # Two of one process may be under way at once: one of them was abandoned.
+        part = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")
         part.write_bytes(data)
+        if any("land" in each.operations for each in self.plan.rules()):
+            self._strike("land", path2)
         part.replace(target)
 
     def info(self, path: Any, **kwargs: Any) -> Any:

@@ -80,6 +80,8 @@ class Job:
         before: Called in each rank with the Trainer before it fits, for what a job cannot say.
         home: Name of the Lightning distribution.
         resume: The checkpoint to start from, if any.
+        strategy: Makes the strategy; None for DDP, or for a single device.
+        model: Makes the model; None for the small one of these tests.
         workers: Data-loader workers of each rank.
     """
 
@@ -94,6 +96,8 @@ class Job:
     before: Callable[[Any], None] | None = None
     home: str = "lightning.pytorch"
     resume: str | None = None
+    strategy: Callable[[Job], Any] | None = None
+    model: Callable[[], Any] | None = None
     workers: int = 0
 
     @property
@@ -184,7 +188,9 @@ def make_trainer(job: Job) -> Any:
     if job.options is not None:
         callbacks.append(make_callback(job.options))
     strategy: Any = "auto"
-    if job.ranks > 1:
+    if job.strategy is not None:
+        strategy = job.strategy(job)
+    elif job.ranks > 1:
         kind = import_module(f"{job.home}.strategies").DDPStrategy
         timeout = timedelta(seconds=job.group_timeout_s)
         strategy = kind(timeout=timeout, process_group_backend="gloo")
@@ -222,7 +228,10 @@ _PATCHED = [
     "_link_checkpoint",
     "_save_topk_checkpoint",
     "_save_last_checkpoint",
+    "broadcast",
     "_sigterm_notifier_fn",
+    "_run_stage",
+    "barrier",
     "_slurm_sigusr_handler_fn",
     "_sigterm_handler_fn",
     "register_signal_handlers",
@@ -234,8 +243,8 @@ _PATCHED = [
 
 def patched(trainer: Any) -> list[str]:
     """Return which methods are replaced on the Trainer's parts now."""
-    loop = trainer.fit_loop.epoch_loop
-    owners = (trainer.strategy, trainer._signal_connector, loop, *trainer.callbacks)
+    parts = (trainer.strategy, trainer._signal_connector, trainer.fit_loop.epoch_loop)
+    owners = (trainer, *parts, *trainer.callbacks)
     return [
         f"{type(owner).__name__}.{name}"
         for owner in owners
@@ -279,12 +288,14 @@ def run_rank(job: Job, report: str) -> None:
     if job.before is not None:
         job.before(trainer)
     try:
-        trainer.fit(make_model(job.home), make_data(workers=job.workers), ckpt_path=job.resume)
+        model = make_model(job.home) if job.model is None else job.model()
+        trainer.fit(model, make_data(workers=job.workers), ckpt_path=job.resume)
     except BaseException as error:
         found |= _told(error)
         raise
     finally:
         found |= {"ended_at_s": time.monotonic(), "step": trainer.global_step}
+        found |= {"resumed": trainer.ckpt_path}
         found |= _books(find(trainer, "ModelCheckpoint"))
         found |= _left_behind(trainer, before)
         Path(report).write_text(json.dumps(found), encoding="utf-8")

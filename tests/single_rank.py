@@ -65,6 +65,7 @@ def fit(job: Job) -> Any:
 
 
 def names(job: Job) -> list[str]:
-    """Return the names of the files that are there."""
+    """Return the names of what is there, other than the directory of manifests."""
     folder = Path(job.folder.removeprefix("faulty://"))
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    found = folder.iterdir() if folder.exists() else ()
+    return sorted(path.name for path in found if path.name != ".resilience")

@@ -141,7 +141,9 @@ def warm_python() -> Iterator[WarmPython]:
 
 
 def _serve() -> None:
-    for name in ("lightning.pytorch", "lightning_resilience.adapters.lightning.callback"):
+    # Both distributions first: a callback fits those that it finds.
+    homes = ("lightning.pytorch", "pytorch_lightning")
+    for name in (*homes, "lightning_resilience.adapters.lightning.callback"):
         __import__(name)
     __import__("tests.lightning_job")
     reading, writing = os.pipe()

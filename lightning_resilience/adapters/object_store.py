@@ -8,16 +8,18 @@ storage         staged                                      published by
 local           beside the target                           a rename, then fsync of the directory
 ``memory://``   in the spool directory                      one assignment
 ``s3://``       in the spool directory                      one streamed PutObject (up to 5 GiB)
+``s3://``       above that, in the spool directory          parts, and their completion
 others          in the spool directory                      one ``put_file`` of their own
 ==============  ==========================================  ========================================
 
 ``put_file`` of s3fs reads up to 100 MiB into memory and sends larger files as a multipart upload
 that knows nothing of its caller's timeout. A PutObject is atomic by the protocol: a connection that
-ends early leaves no object. Its body is read piece by piece, and each piece asks the token first,
-so an abandoned upload breaks off. Above the 5 GiB that the protocol allows for one PutObject,
-``put_file`` sends parts one after the other and asks the token after each. An upload in parts that
-is gone when it is to be completed may be gone *because* it was completed, by a request whose answer
-was lost; so the object is looked for before the upload counts as failed.
+ends early leaves no object. Above the 5 GiB that the protocol allows for one, parts are sent one
+after the other (``s3_upload``). An upload in parts that is gone when it is to be completed may be
+gone *because* it was completed, by a request whose answer was lost; so the object is looked for
+before the upload counts as failed.
+
+A name is not used again before what was sent about it has ended (``landings``).
 
 Nothing here makes a bucket, and nothing here repeats anything: the caller's guard does.
 """
@@ -25,7 +27,6 @@ Nothing here makes a bucket, and nothing here repeats anything: the caller's gua
 from __future__ import annotations
 
 import errno
-import io
 import os
 import shutil
 from pathlib import Path
@@ -33,13 +34,18 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.callbacks import Callback
 
+from lightning_resilience.adapters.landings import landing, removing
+from lightning_resilience.adapters.s3_upload import put_object, put_parts
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.core.evidence import inner_codes
 
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from fsspec import AbstractFileSystem
 
+    from lightning_resilience.adapters.landings import Landing
     from lightning_resilience.ports import CancelToken
 
 
@@ -51,6 +57,10 @@ _PART_BYTES = 64 * 2**20
 # filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
 _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
 _UPLOAD_IS_GONE = "NoSuchUpload"
+# What they send is one request where it is small enough, and they tell of it afterwards.
+_SENDING_AT_ONCE = frozenset({"gs", "gcs", "abfs", "abfss", "az", "adl"})
+# Half of the default stall_timeout_s, for who has no policy.
+_PATIENCE_S = 30.0
 # Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
 _NO_DIRECTORY_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
 
@@ -66,11 +76,16 @@ class FsspecObjectStore:
         fs: The filesystem.
         spool_directory: Where files are staged that are not staged beside their target; made by
             ``adapters.staging.spool_directory``. Not used for a local filesystem.
+        patience_s: How long a name is waited for about which something was sent that has not ended,
+            in seconds; see ``core.landings``.
     """
 
-    def __init__(self, fs: AbstractFileSystem, *, spool_directory: str = "") -> None:
+    def __init__(
+        self, fs: AbstractFileSystem, *, spool_directory: str = "", patience_s: float = _PATIENCE_S
+    ) -> None:
         self._fs = fs
         self._spool_directory = spool_directory
+        self._patience_s = patience_s
         self._protocols = protocols(fs)
         self.is_local = "file" in self._protocols
 
@@ -94,19 +109,29 @@ class FsspecObjectStore:
         if self.is_local:
             self._publish_by_rename(staged_path, path, token)
             return
-        if "memory" in self._protocols:
-            data = Path(staged_path).read_bytes()
-            token.raise_if_cancelled()
-            self._fs.pipe_file(path, data)
-        elif "s3" in self._protocols and _size(staged_path) <= _PUT_OBJECT_BYTES_MAX:
-            self._put_object(staged_path, path, token)
-        elif "s3" in self._protocols:
-            self._put_parts(staged_path, path, token)
-        else:
-            token.raise_if_cancelled()
-            self._fs.put_file(staged_path, path, callback=_Progress(token))
+        with self.landing(path, token) as landing:
+            self._send(staged_path, path, landing)
         token.progress()
         self._fs.invalidate_cache(path)
+
+    def landing(self, path: str, token: CancelToken) -> AbstractContextManager[Landing]:
+        """Return what to write ``path`` in; see ``adapters.landings.landing``."""
+        return landing(self._key(path), token, patience_s=self._patience_s)
+
+    def _key(self, path: str) -> str:
+        return f"{self._protocols[0]}://{strip_protocol(self._fs, path).rstrip('/')}"
+
+    def _send(self, staged_path: str, path: str, landing: Landing) -> None:
+        if "memory" in self._protocols:
+            data = Path(staged_path).read_bytes()
+            landing.send()
+            self._fs.pipe_file(path, data)
+        elif "s3" in self._protocols and _size(staged_path) <= _PUT_OBJECT_BYTES_MAX:
+            put_object(self._fs, staged_path, path, landing=landing)
+        elif "s3" in self._protocols:
+            self._put_parts(staged_path, path, landing)
+        else:
+            self._put_file(staged_path, path, landing)
 
     def size(self, path: str) -> int | None:
         """Return the size that the storage itself reports now; None only if there is no object.
@@ -123,6 +148,10 @@ class FsspecObjectStore:
 
     def remove(self, path: str) -> None:
         """Remove the file, or the directory with all that is in it. Absent is success."""
+        with removing(self._key(path), patience_s=self._patience_s):
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
         if self.is_local:
             _remove_local(Path(strip_protocol(self._fs, path)))
             return
@@ -138,6 +167,21 @@ class FsspecObjectStore:
             if not _is_absence(error):
                 raise
         self._fs.invalidate_cache(path)
+
+    def unlink(self, path: str) -> None:
+        """Remove one file in one request. Absent is success."""
+        with removing(self._key(path), patience_s=self._patience_s):
+            try:
+                self._unlink(path)
+            except FileNotFoundError as error:
+                if not _is_absence(error):
+                    raise
+
+    def _unlink(self, path: str) -> None:
+        if self.is_local:
+            _remove_local(Path(strip_protocol(self._fs, path)))
+        else:
+            self._fs.rm_file(path)
 
     @staticmethod
     def _local_size(path: str) -> int | None:
@@ -157,24 +201,24 @@ class FsspecObjectStore:
     def _publish_by_rename(self, staged_path: str, path: str, token: CancelToken) -> None:
         target = Path(strip_protocol(self._fs, path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        token.raise_if_cancelled()
-        # A link under the target's name is replaced itself, not the file that it points to.
-        Path(staged_path).replace(target)
+        with self.landing(path, token) as landing:
+            landing.send()
+            # A link under the target's name is replaced itself, not the file that it points to.
+            Path(staged_path).replace(target)
         fsync_directory(target.parent)
         token.progress()
 
-    def _put_object(self, staged_path: str, path: str, token: CancelToken) -> None:
-        bucket, key, _ = self._fs.split_path(path)
-        with _ProgressReader(staged_path, token) as body:
-            token.raise_if_cancelled()
-            self._fs.call_s3("put_object", Bucket=bucket, Key=key, Body=body)
+    def _put_file(self, staged_path: str, path: str, landing: Landing) -> None:
+        landing.token.raise_if_cancelled()
+        if not _SENDING_AT_ONCE.isdisjoint(self._protocols):
+            landing.send()
+        progress = _Progress(landing, size_bytes=_size(staged_path))
+        self._fs.put_file(staged_path, path, callback=progress)
 
-    def _put_parts(self, staged_path: str, path: str, token: CancelToken) -> None:
+    def _put_parts(self, staged_path: str, path: str, landing: Landing) -> None:
         before = find_info(self._fs, path)
-        token.raise_if_cancelled()
-        options = {"chunksize": _PART_BYTES, "max_concurrency": 1}
         try:
-            self._fs.put_file(staged_path, path, callback=_Progress(token), **options)
+            put_parts(self._fs, staged_path, path, landing=landing, part_bytes=_PART_BYTES)
         except FileNotFoundError as error:
             if _UPLOAD_IS_GONE not in _codes(error):
                 raise
@@ -184,31 +228,21 @@ class FsspecObjectStore:
                 raise
 
 
-class _ProgressReader(io.FileIO):
-    """A file that tells the token of each piece read, and refuses to go on once it is cancelled."""
-
-    def __init__(self, path: str, token: CancelToken) -> None:
-        super().__init__(path, "rb")
-        self._token = token
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        self._token.raise_if_cancelled()
-        data = super().read(-1 if size is None else size)
-        self._token.progress()
-        return data or b""
-
-
 class _Progress(Callback):  # type: ignore[misc] # fsspec has no types
-    """Passes the progress of a foreign upload on, and breaks it off once the token is cancelled."""
+    """Passes progress of a foreign upload on, and breaks it off once the caller has given up."""
 
-    def __init__(self, token: CancelToken) -> None:
+    def __init__(self, landing: Landing, *, size_bytes: int) -> None:
         super().__init__()
-        self._token = token
+        self._landing = landing
+        self._size_bytes = size_bytes
 
     def relative_update(self, inc: int = 1) -> None:
         super().relative_update(inc)
-        self._token.progress()
-        self._token.raise_if_cancelled()
+        self._landing.token.progress()
+        if self.value >= self._size_bytes:
+            # What makes the object appear comes next.
+            self._landing.send()
+        self._landing.token.raise_if_cancelled()
 
 
 def protocols(fs: AbstractFileSystem | type[AbstractFileSystem]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.errors import ConfigError
 
 
@@ -302,6 +303,7 @@ def spool_directory(option: str | None, *, environ: Mapping[str, str], run_id: s
 
     Raises:
         ConfigError: The directory belongs to somebody else, or cannot be made.
+        OSError: It could not be made this time, for a reason that is expected to pass.
     """
     source = "the spool directory option"
     base = option
@@ -317,6 +319,8 @@ def spool_directory(option: str | None, *, environ: Mapping[str, str], run_id: s
         for directory in (owned, place):
             _make_private(directory)
     except OSError as error:
+        if classify(error).failure is FailureClass.TRANSIENT:
+            raise
         message = (
             f"spool directory {place} (from {source}) cannot be used: {error.strerror or error}; "
             f"set {SPOOL_VARIABLE} to a directory on the node's own disk that you may write"

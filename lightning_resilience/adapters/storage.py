@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info, protocols
 from lightning_resilience.adapters.private_filesystem import (
     plain_url,
@@ -22,6 +23,9 @@ from lightning_resilience.adapters.private_filesystem import (
     renew_client,
 )
 from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
+from lightning_resilience.core.landings import patience_s
+from lightning_resilience.core.manifest import DIRECTORY, manifest_path
+from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import CheckpointError
 
 
@@ -43,6 +47,8 @@ __all__ = [
     "probe_path",
 ]
 
+# The default of the option, for who has no policy.
+_STALL_TIMEOUT_S = RetryPolicy().stall_timeout_s
 # What filesystems call the things that a new version of a file does not share with the old one.
 _STAMPS = (
     *("ETag", "etag", "md5", "md5Hash", "content_md5", "generation", "VersionId", "version_id"),
@@ -105,9 +111,20 @@ class Storage:
     Args:
         options: The user's options of the filesystem; merged with ours, not replaced.
         spool: Makes the node's own directory for staged files, when it is first needed.
+        run_id: Name of the run, for manifests.
+        stall_timeout_s: When an attempt that shows no progress is abandoned, in seconds.
     """
 
-    def __init__(self, options: Mapping[str, Any], *, spool: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        *,
+        spool: Callable[[], str],
+        run_id: str = "",
+        stall_timeout_s: float = _STALL_TIMEOUT_S,
+    ) -> None:
+        self.run_id = run_id
+        self._stall_timeout_s = stall_timeout_s
         self._options = dict(options)
         self._spool = spool
         self._clients: dict[str, AbstractFileSystem] = {}
@@ -121,7 +138,12 @@ class Storage:
         """Return clients for one call that brings options of its own; this where it has none."""
         if not options:
             return self
-        return Storage({**self._options, **options}, spool=self._spool)
+        return Storage(
+            {**self._options, **options},
+            spool=self._spool,
+            run_id=self.run_id,
+            stall_timeout_s=self._stall_timeout_s,
+        )
 
     def place(self, url: str) -> Place:
         """Return where ``url`` is now."""
@@ -132,7 +154,9 @@ class Storage:
             self._clients[root] = fs
         path = str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec has no public name for it
         spool = "" if "file" in protocols(fs) else self.spool_directory
-        store = FsspecObjectStore(fs, spool_directory=spool)
+        store = FsspecObjectStore(
+            fs, spool_directory=spool, patience_s=patience_s(self._stall_timeout_s)
+        )
         return Place(store=store, fs=fs, path=path)
 
     def rebuild(self, url: str) -> None:
@@ -180,10 +204,13 @@ class Storage:
         return ", ".join(f"{key}={found[key]}" for key in _STAMPS if found.get(key) is not None)
 
     def remove(self, url: str, token: CancelToken) -> None:
-        """Remove ``url``; absent is success."""
-        token.raise_if_cancelled()
+        """Remove ``url``, its manifest first; absent is success."""
         place = self.place(url)
+        remove_manifest(place, token)
+        token.raise_if_cancelled()
         place.store.remove(place.path)
+        if place.store.is_local:
+            _remove_if_empty(Path(manifest_path(place.path)).parent)
 
     def probe_read(self, directory: str, token: CancelToken) -> None:
         """Ask the storage about ``directory``, past every cache; any answer will do."""
@@ -196,7 +223,7 @@ class Storage:
 
 def probe_path(directory: str, nonce: str) -> str:
     """Return where below ``directory`` a write probe works."""
-    return f"{directory.rstrip('/')}/.resilience/probe/{nonce}"
+    return f"{directory.rstrip('/')}/{DIRECTORY}/probe/{nonce}"
 
 
 def probe_by_writing(place: Place, nonce: str, token: CancelToken) -> None:
@@ -225,11 +252,12 @@ def probe_by_writing(place: Place, nonce: str, token: CancelToken) -> None:
     finally:
         discard(staged_path)
         if place.store.is_local:
-            _remove_if_empty(Path(place.path).parent)
+            probes = Path(place.path).parent
+            _remove_if_empty(probes, probes.parent)
 
 
-def _remove_if_empty(probes: Path) -> None:
+def _remove_if_empty(*directories: Path) -> None:
     # Another probe may be there, or another of our files: then the directories stay.
     with contextlib.suppress(OSError):
-        probes.rmdir()
-        probes.parent.rmdir()
+        for directory in directories:
+            directory.rmdir()

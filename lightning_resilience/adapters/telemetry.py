@@ -121,6 +121,17 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"{e.op} {e.seq}: no sign of life from rank {', '.join(map(str, e.ranks))} for "
         f"{e.silent_s:.1f} s"
     ),
+    ev.RankLeft: lambda e: (
+        f"rank {e.first_rank} has left after step {e.step} ({e.kind}): {e.error}"
+    ),
+    ev.CollectivesEnded: lambda e: (
+        f"{e.connections} connections of gloo were shut down"
+        + (", NCCL was aborted" if e.nccl else "")
+        + ", because another rank has left"
+        if e.connections or e.nccl
+        else "another rank has left, and nothing is known that would end a collective here: this "
+        "rank stays in it until the group's timeout, or until its launcher ends it"
+    ),
     ev.StoreLost: lambda e: (
         f"{e.op}: the shared store has not answered for {e.lost_for_s:.1f} s: {e.error}"
     ),

@@ -28,23 +28,36 @@ import ctypes
 import errno
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
 from lightning_resilience.adapters.object_store import find_info, fsync_directory
+from lightning_resilience.adapters.staging import discard, stage
+from lightning_resilience.core.manifest import digest_of
 from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from lightning_resilience.adapters.staging import StagedWriter
     from lightning_resilience.adapters.storage import Place
+    from lightning_resilience.core.manifest import Contents
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["PIECE_BYTES", "Publication", "Tree", "fetch", "measure"]
+__all__ = [
+    "PIECE_BYTES",
+    "Publication",
+    "Tree",
+    "digest_of_file",
+    "fetch",
+    "files_below",
+    "measure",
+    "put_in_place",
+    "send",
+]
 
 PIECE_BYTES: Final = 8 * 2**20
 """How much is read between two marks of progress, in bytes."""
@@ -62,16 +75,22 @@ class Tree:
 
     Args:
         path: Where it is.
-        sizes: The length of each file in bytes, by its path below ``path``, in the order in which
-            they were finished; a file itself has the empty name.
-        size_bytes: The length of all files.
-        digest: xxh3-128 of the names and bytes of all files, by name; of a file, of its bytes.
+        contents: Size in bytes and digest of each file, by its path below ``path``, in the order in
+            which they were finished; a file itself has the empty name.
     """
 
     path: str
-    sizes: Mapping[str, int]
-    size_bytes: int
-    digest: str
+    contents: Contents
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of all files."""
+        return sum(size_bytes for size_bytes, _ in self.contents.values())
+
+    @property
+    def digest(self) -> str:
+        """That of a file's bytes, or of the list of all files."""
+        return digest_of(self.contents)
 
 
 def measure(path: str, token: CancelToken) -> Tree:
@@ -84,33 +103,43 @@ def measure(path: str, token: CancelToken) -> Tree:
     Raises:
         FileNotFoundError: There is no file there.
     """
-    root = Path(path)
-    files = [root] if root.is_file() else [item for item in root.rglob("*") if item.is_file()]
+    files = files_below(Path(path))
     if not files:
         raise FileNotFoundError(errno.ENOENT, "nothing was written", path)
     # By name where a clock that is too coarse makes two of them equally old.
-    files.sort(key=lambda item: (item.stat().st_mtime_ns, str(item)))
-    names = {item: "" if item == root else item.relative_to(root).as_posix() for item in files}
+    order = sorted(files, key=lambda name: (files[name].stat().st_mtime_ns, name))
+    contents = {}
+    for name in order:
+        digest = digest_of_file(files[name], token, synchronise=True)
+        contents[name] = (files[name].stat().st_size, digest)
+    return Tree(path=path, contents=contents)
+
+
+def files_below(root: Path) -> dict[str, Path]:
+    """Return all files of a directory by their paths below it; a file has the empty name."""
+    if root.is_file():
+        return {"": root}
+    files = (item for item in root.rglob("*") if item.is_file())
+    return {item.relative_to(root).as_posix(): item for item in files}
+
+
+def digest_of_file(path: Path, token: CancelToken, *, synchronise: bool = False) -> str:
+    """Read a local file through; return its digest.
+
+    Args:
+        path: The file.
+        token: Told of progress, and asked whether the caller has given up.
+        synchronise: Whether to synchronise it with its disk.
+    """
     digest = xxhash.xxh3_128()
-    for item in sorted(files):
-        digest.update(names[item].encode())
-        _read_through(item, digest, token)
-    sizes = {names[item]: item.stat().st_size for item in files}
-    return Tree(
-        path=path,
-        sizes=sizes,
-        size_bytes=sum(sizes.values()),
-        digest=f"xxh3-128:{digest.hexdigest()}",
-    )
-
-
-def _read_through(path: Path, digest: xxhash.xxh3_128, token: CancelToken) -> None:
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
             token.raise_if_cancelled()
             digest.update(piece)
             token.progress()
-        os.fsync(file.fileno())
+        if synchronise:
+            os.fsync(file.fileno())
+    return f"xxh3-128:{digest.hexdigest()}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,8 +164,8 @@ class Publication:
             OSError: What the filesystem or the storage raised.
         """
         if place.store.is_local:
-            self._rename(Path(place.path), token)
-        for name in self.tree.sizes:
+            put_in_place(self.tree.path, place, aside=self.aside, token=token)
+        for name in self.tree.contents:
             if name not in self._published:
                 self._publish(name, place, token)
                 self._published.add(name)
@@ -148,11 +177,7 @@ class Publication:
             self._clear(name, place, token)
             source = str(Path(self.tree.path, name)) if name else self.tree.path
             place.store.publish(source, path, token)
-        found, written = place.store.size(path), self.tree.sizes[name]
-        if found != written:
-            there = "nothing is there" if found is None else f"{found} bytes are there"
-            message = f"{written} bytes were written to {path}, but {there}"
-            raise CheckpointError(message)
+        _verify(place, path, self.tree.contents[name][0])
 
     def _clear(self, name: str, place: Place, token: CancelToken) -> None:
         # A file replaces a file at once. A directory must not become a mixture of two.
@@ -161,18 +186,74 @@ class Publication:
             place.store.remove(place.path)
             self._is_cleared = True
 
-    def _rename(self, target: Path, token: CancelToken) -> None:
-        source = Path(self.tree.path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        token.raise_if_cancelled()
+
+def put_in_place(source: str, place: Place, *, aside: str, token: CancelToken) -> None:
+    """Give a complete file or directory its final name on a local filesystem.
+
+    Args:
+        source: Where it is now, on the same filesystem. What was at ``place`` before is there
+            afterwards, or under ``aside``.
+        place: Its final name.
+        aside: A name on the same filesystem for what has to make room.
+        token: Told of progress, and asked whether the caller has given up.
+
+    Raises:
+        OSError: What the filesystem raised.
+    """
+    target = Path(place.path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with place.store.landing(place.path, token) as landing:
+        landing.send()
         try:
-            source.replace(target)
+            Path(source).replace(target)
         except OSError as error:
             if error.errno not in _OCCUPIED:
                 raise
-            _change_places(source, target, Path(self.aside))
-        fsync_directory(target.parent)
-        token.progress()
+            _change_places(Path(source), target, Path(aside))
+    fsync_directory(target.parent)
+    token.progress()
+
+
+def send(source: str, place: Place, *, size_bytes: int, nonce: str, token: CancelToken) -> None:
+    """Copy a complete file to storage under its final name, whole or not at all, and verify it.
+
+    Args:
+        source: A file on this node; it stays.
+        place: Where it goes.
+        size_bytes: Its length.
+        nonce: Names the copy beside a local target.
+        token: Told of progress, and asked whether the caller has given up.
+
+    Raises:
+        CheckpointError: The storage reports another size than was written, or nothing.
+        OSError: What the filesystem or the storage raised.
+    """
+    staged = source
+    if place.store.is_local:
+        # The node's own disk may be another filesystem, from which nothing can be renamed.
+        staged = place.store.staging_path(place.path, nonce)
+        stage(partial(_copy, source), staged, token)
+    try:
+        place.store.publish(staged, place.path, token)
+    except BaseException:
+        if place.store.is_local:
+            discard(staged)
+        raise
+    _verify(place, place.path, size_bytes)
+
+
+def _copy(source: str, file: StagedWriter) -> None:
+    with Path(source).open("rb") as original:
+        while piece := original.read(PIECE_BYTES):
+            file.write(piece)
+
+
+def _verify(place: Place, path: str, written: int) -> None:
+    found = place.store.size(path)
+    if found != written:
+        there = "nothing is there" if found is None else f"{found} bytes are there"
+        message = f"{written} bytes were written to {path}, but {there}"
+        raise CheckpointError(message)
 
 
 def _change_places(source: Path, target: Path, aside: Path) -> None:
@@ -197,7 +278,7 @@ def _exchange(source: Path, target: Path) -> bool:
     return failed == 0
 
 
-def fetch(place: Place, path: str, token: CancelToken) -> str:
+def fetch(place: Place, path: str, token: CancelToken) -> Tree:
     """Copy a file, or a directory with all that is in it, from storage to this node.
 
     Args:
@@ -206,7 +287,7 @@ def fetch(place: Place, path: str, token: CancelToken) -> str:
         token: Told of progress, and asked whether the caller has given up.
 
     Returns:
-        ``path``.
+        What has arrived under ``path``.
 
     Raises:
         FileNotFoundError: The storage says that it is not there.
@@ -216,28 +297,33 @@ def fetch(place: Place, path: str, token: CancelToken) -> str:
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", place.path)
     if found["type"] != "directory":
-        _fetch_file(place, place.path, Path(path), size=found.get("size"), token=token)
-        return path
+        arrived = _fetch_file(place, place.path, Path(path), size=found.get("size"), token=token)
+        return Tree(path=path, contents={"": arrived})
+    contents = {}
     for name, item in place.fs.find(place.path, detail=True).items():
         below = PurePosixPath(name).relative_to(PurePosixPath(place.path))
         if ".." in below.parts:
             message = f"{name} would be fetched to a place outside the directory that it is in"
             raise CheckpointError(message)
-        _fetch_file(place, name, Path(path, below), size=item.get("size"), token=token)
-    return path
+        size = item.get("size")
+        contents[str(below)] = _fetch_file(place, name, Path(path, below), size=size, token=token)
+    return Tree(path=path, contents=contents)
 
 
 def _fetch_file(
     place: Place, source: str, target: Path, *, size: int | None, token: CancelToken
-) -> None:
+) -> tuple[int, str]:
     target.parent.mkdir(parents=True, exist_ok=True)
+    digest = xxhash.xxh3_128()
     token.raise_if_cancelled()
     with place.fs.open(source, "rb") as remote, target.open("wb") as local:
         while piece := remote.read(PIECE_BYTES):
             token.raise_if_cancelled()
+            digest.update(piece)
             local.write(piece)
             token.progress()
         arrived = local.tell()
     if size is not None and arrived != size:
         message = f"{arrived} bytes of {source} arrived, but it has {size}"
         raise CheckpointError(message)
+    return arrived, f"xxh3-128:{digest.hexdigest()}"

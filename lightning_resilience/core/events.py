@@ -22,6 +22,7 @@ __all__ = [
     "CallStalled",
     "CheckpointPublished",
     "CheckpointRemoved",
+    "CollectivesEnded",
     "DependencyAwaited",
     "Event",
     "GateDecided",
@@ -31,6 +32,7 @@ __all__ = [
     "LocalModeEntered",
     "ProbeEnded",
     "ProbeStarted",
+    "RankLeft",
     "RanksLost",
     "RecordVanished",
     "ResultDropped",
@@ -294,6 +296,24 @@ class RanksLost(Event):
     seq: int
     ranks: tuple[int, ...]
     silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLeft(Event):
+    """A rank has left training with an exception; ``kind`` as in ``core.incident``."""
+
+    first_rank: int
+    kind: str
+    step: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivesEnded(Event):
+    """Another rank has left, and this one's collectives were ended so that it does not wait."""
+
+    connections: int
+    nccl: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ key                                             value
 ``lr/<run>/i<inc>/final/<seq>``                 ``FinalRecord``: a ballot, then once the verdict
 ``lr/<run>/i<inc>/done/<seq>``                  bell: the verdict is there
 ``lr/<run>/i<inc>/left/<rank>``                 operation in which the rank was interrupted
+``lr/<run>/i<inc>/incident/0``                  ``IncidentRecord``: which rank left first, and why
+``lr/<run>/i<inc>/failed/0``                    bell: the incident is there
 ``lr/<run>/i<inc>/cleaned/0``                   first operation whose keys are still there
 ``lr/<run>/i<inc>/asked/<n>``                   ``AgendaRecord``: most urgent that is asked for
 ``lr/<run>/i<inc>/agenda/<n>``                  ``AgendaRecord``: what all ranks act on

@@ -206,15 +206,16 @@ _STATUSES: dict[int, FailureClass] = {
 
 _STATUS_FAMILIES: dict[int, FailureClass] = {4: FailureClass.PERMANENT, 5: FailureClass.TRANSIENT}
 
-_CANCELLED_NAMES = frozenset(
-    {"KeyboardInterrupt", "SystemExit", "GeneratorExit", "SIGTERMException", "CancelledError"}
-)
+_CANCELLED_NAMES = frozenset((
+    "KeyboardInterrupt", "SystemExit", "GeneratorExit", "SIGTERMException", "CancelledError",
+    "PeerInterruption",
+))  # fmt: skip
 
 _NAMES = _table({
     FailureClass.PERMANENT: (
-        "ConfigError CorruptRecordError InvalidTransitionError PanicException "
-        "TypeError AttributeError NameError ImportError NotImplementedError SyntaxError "
-        "AssertionError RecursionError PicklingError "
+        "ConfigError CorruptRecordError CorruptCheckpointError InvalidTransitionError "
+        "PanicException TypeError AttributeError NameError ImportError NotImplementedError "
+        "SyntaxError AssertionError RecursionError PicklingError "
         "FileExistsError IsADirectoryError NotADirectoryError "
         "ParamValidationError NoRegionError ProfileNotFound InvalidRegionError InvalidConfigError "
         "ConfigParseError UnknownEndpointError UnsupportedSignatureVersionError "

@@ -219,11 +219,14 @@ class HonestVerdicts(_Outcomes):
             )
 
     def _seen(self, process: Process, work: _Work) -> dict[int, _Report]:
-        """Return the reports that a process knows: those before its look, and its own.
+        """Return the reports that a process must know: those before its look, and before its own.
 
-        Whoever is interrupted does not look, and its own is the most severe that there is.
+        Whoever was interrupted does not look, and its own is the most severe that there is.
         """
+        own = work.reports.get(process.rank)
         looked_at_s = work.looked_at_s[process]
+        if own is not None and own.failure != _SEVERITY[0]:
+            looked_at_s = max(looked_at_s, own.at_s)
         return {
             rank: report
             for rank, report in work.reports.items()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -165,16 +166,17 @@ def test_sigterm_to_all_ranks_lets_a_long_save_end_and_then_all_of_them(
 def test_a_signal_ends_the_wait_for_another_rank(
     number: int, start: Callable[..., Running]
 ) -> None:
-    """A rank that waits for another leaves in under a second; the launcher then ends the other."""
+    """A rank that waits for another leaves in under a second, and the other hears of it."""
     running = start(OUTAGE)
     running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
 
     sent_at_s = interrupt(running, 1, number)
     left_as_lightning_does(running, 1, number, sent_at_s=sent_at_s)
-    # As torchrun does once a worker is gone.
-    sent_at_s = interrupt(running, 0, signal.SIGTERM)
-
-    left_as_lightning_does(running, 0, signal.SIGTERM, sent_at_s=sent_at_s)
+    peer = running.wait()[0]
+    assert peer["ended_at_s"] - sent_at_s < PEER_S
+    assert peer["error"] == "PeerFailedError", running.told()
+    assert "Rank 1 was told to stop first" in peer["text"]
+    assert (peer["patched"], peer["threads"], peer["handlers"]) == ([], [], [])
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -283,18 +285,35 @@ def test_a_checkpoint_for_sigterm_is_not_interrupted_by_the_same_signal(
         trainer.fit(make_model(), make_data())
 
     folder = Path(trainer.checkpoint_callback.dirpath.removeprefix("faulty://"))
-    assert sorted(path.name for path in folder.iterdir()) == ["step=2.ckpt", "step=3.ckpt"]
+    assert sorted(path.name for path in folder.glob("*.ckpt")) == ["step=2.ckpt", "step=3.ckpt"]
 
 
 def test_ctrl_c_ends_the_wait_for_a_load(start: Callable[..., Running], tmp_path: Path) -> None:
     """Every rank waits for storage by itself then; SIGTERM ends the process, as without us."""
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({}, tmp_path / "checkpoints" / "step=2.ckpt")
     running = start(
-        Rule(operations=("info",), name="step=2", error="reset"),
+        # Rank 0 has looked at it before.
+        Rule(operations=("info",), name="step=2", error="reset", first=2),
         resume=f"faulty://{tmp_path}/checkpoints/step=2.ckpt",
     )
     running.until(
         lambda: all("load waits for" in rank.text() for rank in running.ranks), what="all wait"
     )
+
+    sent_at_s = [interrupt(running, rank, signal.SIGINT) for rank in (1, 0)]
+
+    left_as_lightning_does(running, 1, signal.SIGINT, sent_at_s=sent_at_s[0])
+    left_as_lightning_does(running, 0, signal.SIGINT, sent_at_s=sent_at_s[1])
+
+
+def test_ctrl_c_ends_the_wait_for_the_search(start: Callable[..., Running], tmp_path: Path) -> None:
+    """Rank 0 waits for storage, and rank 1 for rank 0."""
+    (tmp_path / "checkpoints").mkdir()
+    # The first listing is that of the checkpoint callback.
+    running = start(Rule(operations=("ls",), error="reset", first=2), resume="last")
+    running.until(lambda: "resolve waits for" in running.ranks[0].text(), what="rank 0 waits")
+    running.until(lambda: "resolve 2: waiting" in running.ranks[1].text(), what="rank 1 waits")
 
     sent_at_s = [interrupt(running, rank, signal.SIGINT) for rank in (1, 0)]
 

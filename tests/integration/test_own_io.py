@@ -183,7 +183,8 @@ def test_a_directory_takes_the_place_of_an_older_one_on_a_filesystem(
     run(with_io(job, own))
 
     # The second save of each name has found the first.
-    assert sorted(path.name for path in folder.iterdir()) == ["last.ckpt", "top.ckpt"]
+    there = sorted(path.name for path in folder.iterdir())
+    assert there == [".resilience", "last.ckpt", "top.ckpt"]
     assert load(folder / "last.ckpt")["global_step"] == 4
     assert load(folder / "top.ckpt")["global_step"] == 4
     assert {Path(path).name for path in own.paths} == {"last.ckpt", "top.ckpt"}

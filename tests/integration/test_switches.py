@@ -163,8 +163,8 @@ def test_a_fast_dev_run_runs(job: Job) -> None:
 
 
 @pytest.mark.parametrize("name", ["validate", "test", "predict"])
-def test_other_entry_points_are_left_alone(name: str, job: Job) -> None:
-    """Nothing is saved in these, so nothing is replaced, not even while they run."""
+def test_other_entry_points_are_covered_while_they_run(name: str, job: Job) -> None:
+    """They load checkpoints and save none: the strategy is hooked, the checkpoint callbacks not."""
     trainer, spy = with_spy(job)
     seen: list[Any] = []
     setattr(spy, f"on_{name.replace('validate', 'validation')}_start", looking(seen))
@@ -172,7 +172,8 @@ def test_other_entry_points_are_left_alone(name: str, job: Job) -> None:
     getattr(trainer, name)(EvaluatedModel(), make_data(2), **quiet(name))
 
     assert trainer.state.finished
-    assert seen == [[]]
+    assert "SingleDeviceStrategy.load_checkpoint" in seen[0]
+    assert not [name for name in seen[0] if name.startswith("ModelCheckpoint")]
     assert patched(trainer) == []
 
 
@@ -240,7 +241,7 @@ def test_one_callback_serves_two_trainers_in_a_row(job: Job) -> None:
         trainer.fit(make_model(), make_data())
 
     assert names(job) == ["one", "two"]
-    assert sorted(path.name for path in Path(job.folder, "two").iterdir()) == job.expected
+    assert sorted(path.name for path in Path(job.folder, "two").glob("*.ckpt")) == job.expected
     assert next(iter(callback.breaker_report().values())).state == "closed"
 
 
@@ -259,7 +260,7 @@ def test_the_callback_can_be_copied(way: str, when: str, job: Job) -> None:
     trainer.callbacks.insert(0, copied)
     trainer.fit(make_model(), make_data())
 
-    assert sorted(path.name for path in Path(job.folder, "second").iterdir()) == job.expected
+    assert sorted(path.name for path in Path(job.folder, "second").glob("*.ckpt")) == job.expected
     assert (copied._joint.on_outage, copied._options.run_id) == ("fail", "mine")
     assert copied._options == callback._options
 
@@ -392,7 +393,7 @@ def trained(job: Job) -> dict[str, Any]:
         "random": random.getstate(),
         "numpy": pickle.dumps(np.random.get_state()),  # noqa: NPY002 - the stream that users seed
         "torch": torch.get_rng_state().tolist(),
-        "files": {path.name: path.read_bytes() for path in sorted(folder.iterdir())},
+        "files": {path.name: path.read_bytes() for path in sorted(folder.glob("*.ckpt"))},
     }
     shutil.rmtree(folder)
     return found
@@ -480,7 +481,7 @@ def test_the_other_distribution_works(
     assert ran.returncode == 0, ran.stderr
     assert ":write" in ran.stdout
     assert ran.stdout.rstrip().endswith(str(both))
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.ckpt")) == [
         "step=2.ckpt",
         "step=4.ckpt",
     ]

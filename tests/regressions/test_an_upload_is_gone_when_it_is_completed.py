@@ -55,13 +55,13 @@ class Uploads:
         """Pass a request on; before a completion, do what was asked for."""
         self.methods.append(method)
         if method == "complete_multipart_upload" and self._before:
+            names = {name: kwargs[name] for name in ("Bucket", "Key", "UploadId")}
             if self._before.pop(0) == "complete":
                 await self._call(method, *args, **kwargs)
-                # The server forgives a second completion; others have forgotten the upload.
-                kwargs["UploadId"] = "forgotten"
-            else:
-                names = {name: kwargs[name] for name in ("Bucket", "Key", "UploadId")}
-                await self._call("abort_multipart_upload", *args, **names)
+                # This server forgives a second completion; others have forgotten the upload, and
+                # say what it says to an abort.
+                return await self._call("abort_multipart_upload", *args, **names)
+            await self._call("abort_multipart_upload", *args, **names)
         return await self._call(method, *args, **kwargs)
 
 
@@ -70,7 +70,7 @@ def save(
     s3_server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[Any, Uploads]]:
     """Save one checkpoint of a little more than two parts, under a guard."""
-    monkeypatch.setattr(object_store, "_PUT_OBJECT_BYTES_MAX", 0)
+    monkeypatch.setattr(object_store, "_PUT_OBJECT_BYTES_MAX", PART_BYTES)
     monkeypatch.setattr(object_store, "_PART_BYTES", PART_BYTES)
     storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
     nonces = itertools.count()

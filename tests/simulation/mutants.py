@@ -837,6 +837,7 @@ _WORKERS = (
             _edit("protocols/joint_verdict.py", _COUNTED, _UNCOUNTED),
         ),
         found_by=("I8",),
+        scenarios=("a_rank_is_refused_and_what_it_reports_comes_late",),
     ),
     # A count that is right never passes the number of workers, so that equality alone is no bug.
     # It has to overshoot for other reasons, and then everybody waits although all have reported.

@@ -20,9 +20,11 @@ from lightning_resilience import (
     CheckpointError,
     CircuitOpenError,
     ConfigError,
+    CorruptCheckpointError,
     CorruptRecordError,
     JointError,
     JointUnavailableError,
+    PeerFailedError,
     ResilienceCallback,
     ResilienceError,
     ResilientCheckpointIO,
@@ -78,6 +80,12 @@ def narrow(error: ResilienceError) -> None:
         assert_type(error.line, int | None)
 
 
+def tell(error: PeerFailedError) -> None:
+    """The error of a rank that stops for another's names it."""
+    assert_type(error.rank, int | None)
+    assert_type(error.kind, str)
+
+
 def handle(error: Exception) -> str:
     """Errors can be caught by what a user already catches."""
     try:
@@ -91,5 +99,8 @@ def handle(error: Exception) -> str:
     except StoreUnavailableError as gone:
         as_store_error: StoreError = gone
         return str(as_store_error)
+    except CorruptCheckpointError as damaged:
+        as_wrong: CheckpointError = damaged
+        return str(as_wrong)
     except CheckpointError as wrong:
         return str(wrong)

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.lightning.failing import add_note
 from lightning_resilience.adapters.lightning.namespaces import (
     asynchronous_io,
     forget_told_error,
@@ -287,7 +288,8 @@ class Background:
         return encode(record_of(item_of(failed), rank=member.rank, writer=nonce())).decode()
 
     def _learn(self, op: str, url: str, wait: Callable[[CancelToken], str]) -> AgendaRecord | None:
-        told = self._session.told_by_rank_zero(op, url, wait)
+        # Not guarded: it asks no storage, and what it waits for waits behind the breaker itself.
+        told = self._session.on_rank_zero(op, url, wait, is_guarded=False).detail
         return decode(AgendaRecord, told.encode(), key=op) if told else None
 
     def _change(self, change: Callable[[Backlog, Any], Backlog], what: str | FailedSave) -> None:
@@ -311,8 +313,5 @@ def _let_go_of_checkpoint(error: BaseException) -> None:
 
 
 def _add_notes(exception: BaseException, failures: Iterable[FailedSave]) -> None:
-    # Python 3.10 has no notes; the log line was written when the save failed.
-    add_note = getattr(exception, "add_note", None)
     for failed in failures:
-        if add_note is not None:
-            add_note(note_of(failed))
+        add_note(exception, note_of(failed))

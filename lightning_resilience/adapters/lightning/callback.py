@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from lightning_resilience.adapters.lightning import namespaces
 from lightning_resilience.adapters.lightning.background import hook_background
 from lightning_resilience.adapters.lightning.boundary import Boundary
+from lightning_resilience.adapters.lightning.deferral import defer
+from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
 from lightning_resilience.adapters.lightning.opening import check_times, open_session
 from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.resilient_io import adopt_options
+from lightning_resilience.adapters.lightning.sharded import complete_teardown, hook_sharded
 from lightning_resilience.adapters.lightning.signals import Termination
 from lightning_resilience.adapters.lightning.stopping import Stopping
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
@@ -31,6 +34,7 @@ from lightning_resilience.adapters.telemetry import audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.agenda import AgendaKind
 from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.shards import Saving
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.topology import read_topology
 
@@ -66,8 +70,12 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     store instead of in a collective, so an outage may last longer than the process group's timeout.
     A checkpoint is believed only once storage reports its size.
 
-    Covers strategies in which rank 0 writes the checkpoint (single device, DDP). With another
-    strategy it says so and changes nothing.
+    The checkpoint to start from (``ckpt_path``, also of ``validate``, ``test`` and ``predict``) is
+    searched for by rank 0 and shared.
+
+    Covers strategies in which rank 0 writes the checkpoint (single device, DDP), and those whose
+    ranks all write: FSDP and ``ModelParallelStrategy``, in full and in shards, and DeepSpeed. With
+    another strategy it says so and changes nothing.
 
     Args:
         retry: A ``RetryPolicy``, or a mapping of its options.
@@ -153,9 +161,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             budget=self._options.budget,
         )
         self._forget()
+        defer(_callback_of)
 
     def _forget(self) -> None:
         self._session: Session | None = None
+        self._asked: Any = None
         self._patches = Patches()
         self._termination: Termination | None = None
         self._boundary: Boundary | None = None
@@ -165,13 +175,14 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one running fit of one process."""
-        running = ("_session", "_patches", "_termination", "_boundary", "_audible")
+        running = ("_session", "_asked", "_patches", "_termination", "_boundary", "_audible")
         return {name: value for name, value in vars(self).items() if name not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the options, with nothing running."""
         self._forget()
         self.__dict__.update(state)
+        defer(_callback_of)
 
     # Lightning's hooks ----------------------------------------------------------------------------
 
@@ -179,18 +190,19 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         """Check what needs the Trainer, open the shared store, and hook its checkpoints."""
         del pl_module
         environment = read_environment()
-        if stage != "fit" or not environment.enabled:
+        if not environment.enabled:
             return
         # What is not allowed is told now, not in a joint operation in which other ranks wait.
         read_topology()
-        if sum(isinstance(callback, ResilienceCallback) for callback in trainer.callbacks) > 1:
+        if len(_ours(trainer)) > 1:
             message = "This Trainer has two ResilienceCallbacks; keep one, and give it all options."
             raise ConfigError(message)
-        if not namespaces.writes_on_rank_zero(trainer):
+        saving = namespaces.saving_of(trainer)
+        if saving is Saving.UNKNOWN:
             _log.warning(
-                "ResilienceCallback does not cover %s, whose ranks all write checkpoints: it "
-                "changes nothing in this run. It covers strategies in which rank 0 writes (single "
-                "device, DDP).",
+                "ResilienceCallback does not cover %s, which saves or loads in a way of its own: "
+                "it changes nothing in this run. It covers single device, DDP, FSDP, ModelParallel "
+                "and DeepSpeed.",
                 type(trainer.strategy).__name__,
             )
             return
@@ -199,29 +211,27 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         try:
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
-            hook_strategy(
-                trainer.strategy,
-                self._session,
-                self._patches,
-                at_end=self._close,
-                is_failing=lambda: self._is_failing,
-            )
-            if namespaces.loads_through_io(trainer):
-                hook_loads(trainer.strategy, self._session, self._patches)
+            self._hook(trainer, self._session, saving)
             self._session.background = hook_background(
                 trainer, self._session, self._patches, limit=self._joint.max_pending_saves
             )
-            hook_checkpoint_callbacks(trainer, self._session, self._patches)
-            self._hook_boundary(trainer, self._session)
+            if stage == "fit":
+                hook_checkpoint_callbacks(trainer, self._session, self._patches)
+                self._hook_boundary(trainer, self._session)
         except BaseException:
             # Order: strategy.teardown puts back what has been done, but only once it is hooked.
             self._close()
             raise
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let the checkpoints that others save on an exception have their waits."""
-        del trainer, pl_module, exception
+        """Tell the other ranks, and let checkpoints that are saved on it have their waits."""
+        del trainer, pl_module
         self._is_failing = True
+        failing = None if self._session is None else self._session.failing
+        if failing is None:
+            tell_of_ended_group(exception)
+        else:
+            failing.leave(exception)
         if self._termination is not None:
             self._termination.acknowledge()
 
@@ -253,9 +263,37 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._is_failing = False
         grace_s = self._joint.termination_grace_s
         self._termination = Termination(trainer, self._patches, grace_s=grace_s)
-        return open_session(
-            trainer, environment, options, joint=self._joint, termination=self._termination
+        session = open_session(
+            trainer,
+            environment,
+            options,
+            joint=self._joint,
+            termination=self._termination,
+            asked=self._asked,
         )
+        if session.member.world_size > 1:
+            session.failing = Failing(
+                session.member, driver=session.driver, step=lambda: trainer.global_step
+            )
+        return session
+
+    def _hook(self, trainer: Any, session: Session, saving: Saving) -> None:
+        strategy, patches = trainer.strategy, self._patches
+        if saving is Saving.GATHERED:
+            complete_teardown(strategy, patches)
+        hook_strategy(
+            strategy,
+            session,
+            patches,
+            at_end=self._close,
+            is_failing=lambda: self._is_failing,
+        )
+        if saving is not Saving.RANK_ZERO:
+            hook_sharded(strategy, session, patches, saving=saving)
+        elif namespaces.loads_through_io(trainer):
+            hook_loads(strategy, session, patches)
+        if session.failing is not None:
+            hook_stage(trainer, session.failing, patches)
 
     def _hook_boundary(self, trainer: Any, session: Session) -> None:
         termination = cast("Termination", self._termination)
@@ -283,6 +321,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def _end(self, session: Session) -> None:
         try:
+            if session.failing is not None:
+                session.failing.close()
             self._reports = session.reports(hurry=True)
         finally:
             session.close()
@@ -293,6 +333,15 @@ _OPTIONS: Final = tuple(
     for name, parameter in inspect.signature(ResilienceCallback.__init__).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 )
+
+
+def _ours(trainer: Any) -> list[ResilienceCallback]:
+    return [each for each in trainer.callbacks if isinstance(each, ResilienceCallback)]
+
+
+def _callback_of(trainer: Any) -> ResilienceCallback | None:
+    ours = _ours(trainer)
+    return ours[0] if ours and read_environment().enabled else None
 
 
 def _with_words(joint: Mapping[str, Any] | None, **words: str | float | None) -> JointConfig:

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""How one checkpoint gets into storage: staged, published, and verified.
+"""How one checkpoint gets into storage: staged, published, verified, and committed.
 
 For Lightning's stock ``TorchCheckpointIO``, which opens an unguarded filesystem of its own on every
 call and holds a second copy of the checkpoint in memory, the writing is ours: the same file format,
@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import torch
 
+from lightning_resilience.adapters.lightning.commit import Commit, origin_of
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.staging import Staged, discard, stage
 from lightning_resilience.errors import CheckpointError
@@ -45,21 +46,32 @@ class StagedSave(Work):
         super().__init__(storage, url)
         self._checkpoint = checkpoint
         self._nonce = nonce
+        self._commit = Commit(origin_of(checkpoint, storage), nonce=nonce)
         self._staged: Staged | None = None
+        self._verified: Staged | None = None
         self._names: list[str] = []
 
     def attempt(self, token: CancelToken) -> Staged:
-        """Stage the checkpoint if it is not yet, publish it, and verify its size.
+        """Stage, publish and verify the checkpoint if that is not done yet, and commit it.
 
         Raises:
             CheckpointError: The storage reports another size than was written, or nothing.
             OSError: What the filesystem or the storage raised.
         """
         place = self.storage.place(self.url)
+        verified = self._verified or self._publish(place, token)
+        # One that was abandoned says nothing to its successor, which publishes anew.
+        token.raise_if_cancelled()
+        self._verified = verified
+        self._commit.end(place, {"": (verified.size_bytes, verified.digest)}, token)
+        return verified
+
+    def _publish(self, place: Place, token: CancelToken) -> Staged:
         staged = self._staged or self._stage(place, token)
         # A rename uses the staged file up, so it is not there for another attempt.
         self._staged = None if place.store.is_local else staged
         try:
+            self._commit.begin(place, token)
             place.store.publish(staged.path, place.path, token)
         except BaseException:
             if place.store.is_local:

@@ -18,18 +18,25 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.lightning.commit import Commit
 from lightning_resilience.adapters.lightning.work import Work
+from lightning_resilience.adapters.manifests import (
+    check_contents,
+    check_in_place,
+    remove_manifest,
+)
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.adapters.storage import is_local
 from lightning_resilience.adapters.trees import Publication, fetch, measure
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.manifest import Origin
 from lightning_resilience.errors import ConfigError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.adapters.trees import Tree
     from lightning_resilience.ports import CancelToken
 
@@ -80,10 +87,24 @@ class LocalSave(_OnThisNode):
         url: Where the checkpoint goes.
         nonce: Makes names for staged directories.
         call: Has the checkpoint written to a path on this node.
+        origin: Where the checkpoint comes from, for its manifest.
     """
 
     has_steps = True
     _publication: Publication | None = None
+    _verified: Tree | None = None
+
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        *,
+        nonce: Callable[[], str],
+        call: Callable[[str], Any],
+        origin: Origin | None = None,
+    ) -> None:
+        super().__init__(storage, url, nonce=nonce, call=call)
+        self._commit = Commit(origin or Origin(run=storage.run_id), nonce=nonce)
 
     @property
     def marks_progress(self) -> bool:  # type: ignore[override] # here it depends on the target
@@ -100,7 +121,7 @@ class LocalSave(_OnThisNode):
             self._publication = self._stage(self._spooled_path(), token)
 
     def attempt(self, token: CancelToken) -> Tree:
-        """Publish what is staged; for a filesystem, stage beside the target first.
+        """Publish what is staged and commit it; for a filesystem, stage beside the target first.
 
         Raises:
             ConfigError: Nothing was written to the path, or not only there.
@@ -109,13 +130,24 @@ class LocalSave(_OnThisNode):
         """
         token.raise_if_cancelled()
         place = self.storage.place(self.url)
+        verified = self._verified or self._publish(place, token)
+        # One that was abandoned says nothing to its successor, which publishes anew.
+        token.raise_if_cancelled()
+        self._verified = verified
+        self._commit.end(place, verified.contents, token)
+        return verified
+
+    def _publish(self, place: Place, token: CancelToken) -> Tree:
         if self._publication is not None:
+            self._commit.begin(place, token)
             return self._publication.attempt(place, token)
         # Beside the target, where a rename is possible. That is the filesystem whose health is in
         # question, so each attempt writes anew, and takes away what it has made.
         directory = Path(place.path).parent / staging_name(self._nonce())
         try:
-            return self._stage(self._path_in(directory), token).attempt(place, token)
+            publication = self._stage(self._path_in(directory), token)
+            self._commit.begin(place, token)
+            return publication.attempt(place, token)
         finally:
             _discard(directory)
 
@@ -155,20 +187,25 @@ class FetchedLoad(_OnThisNode):
     has_steps = True
 
     def attempt(self, token: CancelToken) -> str:
-        """Fetch it.
+        """Fetch it, and check it as far as it has a manifest.
 
         Raises:
             FileNotFoundError: The storage says that it is not there.
+            CorruptCheckpointError: It is not what its manifest says.
             OSError: What the storage raised.
         """
         token.raise_if_cancelled()
-        path = self._spooled_path()
+        path, place = self._spooled_path(), self.storage.place(self.url)
         try:
-            return fetch(self.storage.place(self.url), path, token)
+            manifest = check_in_place(place, token, digests=False)
+            tree = fetch(place, path, token)
+            if manifest is not None:
+                check_contents(place, manifest, tree.contents, token=token)
         except BaseException:
             # One part of a large checkpoint for each attempt would fill the disk.
             _discard(Path(path).parent)
             raise
+        return path
 
     def finish(self, value: Any, token: CancelToken) -> Any:
         """Read what was fetched."""
@@ -200,6 +237,10 @@ class WholeSave(Work):
         """
         token.raise_if_cancelled()
         before = self.storage.stamp(self.url, token)
+        place = self.storage.place(self.url)
+        # What will be there is not known, so it has none.
+        remove_manifest(place, token)
+        token.raise_if_cancelled()
         self._write()
         after = self.storage.stamp(self.url, token)
         if after is None:
@@ -227,6 +268,12 @@ class WholeLoad(Work):
         self._read = read
 
     def attempt(self, token: CancelToken) -> Any:
-        """Load the checkpoint."""
+        """Check the checkpoint as far as it has a manifest, and load it.
+
+        Raises:
+            CorruptCheckpointError: It is not what its manifest says.
+        """
         token.raise_if_cancelled()
+        place = self.storage.place(self.url)
+        check_in_place(place, token, digests=place.store.is_local)
         return self._read()

@@ -15,7 +15,8 @@ hook                           why
 ``_link_checkpoint``           links on rank 0, then a barrier
 ``_save_topk_checkpoint``      writes down the new best path *before* it is saved: put back when
 ``_save_last_checkpoint``      the save fails
-``on_exception``               a failure of this save must not hide the exception that led to it
+``on_exception``               a failure of this save must not hide the exception that led to it;
+                               where ranks have left, rank 0 saves alone, without a collective
 =============================  ====================================================================
 """
 
@@ -27,21 +28,25 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.lightning.failing import add_note
 from lightning_resilience.adapters.lightning.namespaces import (
     BOOKKEEPING,
     LIST_DIRECTORY,
     checkpoint_callbacks,
     is_model_checkpoint,
+    saves_on_exception,
     sigterm_exception,
 )
+from lightning_resilience.adapters.lightning.patches import Patches
+from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
-from lightning_resilience.errors import JointError, ResilienceError
+from lightning_resilience.errors import JointError, PeerFailedError, ResilienceError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.adapters.lightning.patches import Patches
+    from lightning_resilience.adapters.lightning.failing import Failing
     from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.ports import CancelToken
 
@@ -60,7 +65,11 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         patches: Remembers what was replaced.
     """
     for callback in checkpoint_callbacks(trainer):
-        patches.replace(callback, "on_exception", partial(_on_exception, callback.on_exception))
+        patches.replace(
+            callback,
+            "on_exception",
+            partial(_on_exception, callback, callback.on_exception, session),
+        )
         if not is_model_checkpoint(callback):
             continue
         patches.replace(
@@ -144,8 +153,11 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     )
 
     def work(token: CancelToken) -> None:
-        token.raise_if_cancelled()
-        inner(alone, filepath, linkpath)
+        place = session.storage.place(linkpath)
+        remove_manifest(place, token)
+        with place.store.landing(place.path, token) as landing:
+            landing.send()
+            inner(alone, filepath, linkpath)
 
     session.on_rank_zero("link", linkpath, work, kind="write")
 
@@ -173,22 +185,47 @@ def _keep_books(
 
 
 def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
-    inner: Callable[..., None], trainer: Any, pl_module: Any, exception: BaseException
+    callback: Any,
+    inner: Callable[..., None],
+    session: Session,
+    trainer: Any,
+    pl_module: Any,
+    exception: BaseException,
 ) -> None:
-    if isinstance(exception, ResilienceError):
-        _note(
+    if isinstance(exception, ResilienceError) and not isinstance(exception, PeerFailedError):
+        add_note(
             exception, "No checkpoint was saved on this exception: the storage is what it is about."
         )
         return
+    failing = session.failing
+    if failing is not None and failing.leaves_alone:
+        if trainer.is_global_zero and saves_on_exception(callback):
+            inner = partial(_save_alone, inner, failing)
+        else:
+            return
     try:
         inner(trainer, pl_module, exception)
     except (Exception, sigterm_exception(trainer)) as error:  # noqa: BLE001 - the first one goes on
-        _note(exception, f"Saving a checkpoint on this exception failed as well: {error!r}")
+        add_note(exception, f"Saving a checkpoint on this exception failed as well: {error!r}")
         _log.warning("saving a checkpoint on an exception failed", exc_info=error)
 
 
-def _note(exception: BaseException, text: str) -> None:
-    # Python 3.10 has no notes; the log line is all there.
-    add_note = getattr(exception, "add_note", None)
-    if add_note is not None:
-        add_note(text)
+def _save_alone(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
+    inner: Callable[..., None],
+    failing: Failing,
+    trainer: Any,
+    pl_module: Any,
+    exception: BaseException,
+) -> None:
+    why = failing.why_not_saved(trainer)
+    if why:
+        add_note(exception, f"No checkpoint was saved on this exception: {why}.")
+        _log.warning("no checkpoint is saved on an exception: %s", why)
+        return
+    # The barrier after the save would wait for ranks that are not there.
+    patches = Patches()
+    patches.replace(trainer.strategy, "barrier", lambda *_args, **_options: None)
+    try:
+        inner(trainer, pl_module, exception)
+    finally:
+        patches.undo()

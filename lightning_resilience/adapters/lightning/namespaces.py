@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from lightning_resilience.core.shards import Saving
+
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "asynchronous_io",
     "callback_bases",
     "checkpoint_callbacks",
+    "checkpoint_connectors",
     "checkpoint_io_bases",
     "default_weights_only",
     "forget_told_error",
@@ -38,10 +41,15 @@ __all__ = [
     "is_stock_io",
     "is_wrapping_io",
     "loads_through_io",
+    "on_slurm",
     "process_group_timeout_s",
+    "resumes_exceptions",
+    "saves_exceptions",
+    "saves_on_exception",
+    "saving_of",
     "sigterm_exception",
+    "stage_runner",
     "stock_io",
-    "writes_on_rank_zero",
 ]
 
 _DISTRIBUTIONS: Final = {
@@ -49,6 +57,12 @@ _DISTRIBUTIONS: Final = {
     "pytorch_lightning": "lightning_fabric",
 }
 _DEFAULT_TIMEOUT_S: Final = 1800.0
+
+_SHARDING: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "FSDPStrategy": lambda strategy: strategy._state_dict_type == "sharded",
+    "ModelParallelStrategy": lambda strategy: bool(strategy._save_distributed_checkpoint),
+    "DeepSpeedStrategy": lambda _strategy: True,
+}
 
 BOOKKEEPING: Final = (
     "best_k_models",
@@ -129,6 +143,18 @@ def sigterm_exception(trainer: object) -> type[BaseException]:
     return exception
 
 
+def stage_runner(trainer: Any) -> tuple[Any, str]:
+    """Return the object and the name of the method in which all training happens."""
+    return trainer, "_run_stage"
+
+
+def saves_on_exception(callback: Any) -> bool:
+    """Tell whether a checkpoint callback may save when training ends with an exception."""
+    does = type(callback).on_exception
+    is_own = all(does is not vars(base)["on_exception"] for base in callback_bases())
+    return is_own and bool(getattr(callback, "save_on_exception", True))
+
+
 def is_stock_io(checkpoint_io: object) -> bool:
     """Tell whether this is ``TorchCheckpointIO`` itself, of either distribution."""
     kind = type(checkpoint_io)
@@ -169,6 +195,11 @@ def forget_told_error(asynchronous: Any) -> None:
         asynchronous._error = None
 
 
+def saves_exceptions(callback: object) -> bool:
+    """Tell whether this is an ``OnExceptionCheckpoint`` of either distribution."""
+    return _is_named(callback, "OnExceptionCheckpoint")
+
+
 def is_model_checkpoint(callback: object) -> bool:
     """Tell whether this is a ``ModelCheckpoint`` of either distribution, or derived from one."""
     return _is_named(callback, "ModelCheckpoint")
@@ -179,12 +210,50 @@ def checkpoint_callbacks(trainer: Any) -> Iterable[Any]:
     return [callback for callback in trainer.callbacks if _is_named(callback, "Checkpoint")]
 
 
-def writes_on_rank_zero(trainer: Any) -> bool:
-    """Tell whether rank 0 alone writes checkpoints, through the ``CheckpointIO``.
+def checkpoint_connectors() -> list[Any]:
+    """Return the classes that choose the checkpoint to start from, of the distributions in use."""
+    homes = [home for home in _DISTRIBUTIONS if home in sys.modules]
+    name = "trainer.connectors.checkpoint_connector"
+    return [import_module(f"{home}.{name}")._CheckpointConnector for home in homes]
 
-    That is what the base strategy does. A strategy that shards overrides it.
+
+def on_slurm(trainer: object) -> bool:
+    """Tell whether this Trainer takes itself to be started by SLURM."""
+    fabric = _DISTRIBUTIONS[_home_of(trainer)]
+    detected: bool = import_module(f"{fabric}.plugins.environments").SLURMEnvironment.detect()
+    return detected
+
+
+def resumes_exceptions(trainer: Any) -> bool:
+    """Tell whether a fit that is not told otherwise goes on from what an exception has saved."""
+    is_fitting = trainer.state.fn is not None and trainer.state.fn.value == "fit"
+    return is_fitting and any(saves_exceptions(callback) for callback in trainer.callbacks)
+
+
+def saving_of(trainer: Any) -> Saving:
+    """Tell how the Trainer's strategy writes checkpoints, by whose methods it has.
+
+    The base's do what they are called: rank 0 writes, through the ``CheckpointIO``. A strategy that
+    shards overrides them; of those that are known, a class derived from one is known as long as it
+    leaves them alone.
     """
-    return _has_base_methods(trainer, "save_checkpoint", "remove_checkpoint")
+    if _has_base_methods(trainer, "save_checkpoint", "remove_checkpoint"):
+        return Saving.RANK_ZERO
+    if not _has_base_methods(trainer, "remove_checkpoint"):
+        return Saving.UNKNOWN
+    for name, is_sharded in _SHARDING.items():
+        owner = getattr(import_module(f"{_home_of(trainer)}.strategies"), name, None)
+        if owner is not None and _has_methods_of(owner, trainer.strategy):
+            return Saving.SHARDED if is_sharded(trainer.strategy) else Saving.GATHERED
+    return Saving.UNKNOWN
+
+
+def _has_methods_of(owner: type, strategy: object) -> bool:
+    kind = type(strategy)
+    return all(
+        getattr(kind, name) is getattr(owner, name)
+        for name in ("save_checkpoint", "load_checkpoint")
+    )
 
 
 def loads_through_io(trainer: Any) -> bool:

@@ -69,6 +69,7 @@ def open_session(
     *,
     joint: JointConfig,
     termination: Termination,
+    asked: Any,
 ) -> Session:
     """Open this rank's session.
 
@@ -78,6 +79,7 @@ def open_session(
         options: Checked options of the callback, with those of a ``CheckpointIO`` that it found.
         joint: Options of joint operations.
         termination: Ends waits at a signal.
+        asked: What this rank was asked to start from; rank 0's counts.
 
     Raises:
         StoreUnavailableError: The shared store does not answer.
@@ -91,7 +93,7 @@ def open_session(
     # to leave them alone.
     # And a variable that is set on one node only must not give its ranks keys of their own.
     own_run_id = options.run_id or environment.run_id or dice.nonce()
-    run_id, incarnation = trainer.strategy.broadcast((own_run_id, dice.nonce()))
+    run_id, incarnation, asked = trainer.strategy.broadcast((own_run_id, dice.nonce(), asked))
     store = options.store if options.store is not None else environment.store
     driver = Driver(
         store=open_store(
@@ -114,6 +116,7 @@ def open_session(
         storage=options.storage(environment, run_id=run_id),
         hosts=trainer.num_nodes,
         is_stopping=lambda: termination.is_pending,
+        asked=asked,
     )
     # Order: all have enlisted before the first joint operation of any, which may be in setup.
     trainer.strategy.barrier("lightning_resilience_setup")

@@ -55,7 +55,12 @@ class Options(GuardOptions):
         spool = partial(
             spool_directory, self.spool_dir or environment.spool_dir, environ={}, run_id=run_id
         )
-        return Storage(self.storage_options, spool=spool)
+        return Storage(
+            self.storage_options,
+            spool=spool,
+            run_id=run_id,
+            stall_timeout_s=self.retry.stall_timeout_s,
+        )
 
 
 def check_options(**options: Any) -> Options:

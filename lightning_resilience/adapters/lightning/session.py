@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that one rank needs for one ``fit``: store, driver, breakers, and joint operations.
+"""Everything that one rank needs for one run: store, driver, breakers, and joint operations.
 
 Made in ``setup``, when the process group is up, and closed at the strategy's ``teardown``. Every
 method that is a joint operation must be called on all ranks in the same order, as Lightning calls
@@ -20,12 +20,15 @@ from lightning_resilience.adapters.lightning.alone import Alone
 from lightning_resilience.adapters.lightning.work import Asked, carry_out, hand_over
 from lightning_resilience.core.events import CheckpointRemoved
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.incident import PeerInterruption
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.records import FinalRecord
 from lightning_resilience.errors import ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
 from lightning_resilience.protocols.joint_fence import enlist
+from lightning_resilience.protocols.joint_told import read_reports
 from lightning_resilience.protocols.joint_verdict import someone_left
 
 
@@ -34,9 +37,10 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.lightning.background import Background
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
+    from lightning_resilience.adapters.lightning.failing import Failing
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
-    from lightning_resilience.core.records import FinalRecord
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.runtime.driver import Driver
@@ -48,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session:
-    """One rank's part in one ``fit``.
+    """One rank's part in one run: a fit, or a validation, test or prediction.
 
     Args:
         member: Who this rank is.
@@ -57,8 +61,10 @@ class Session:
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
         is_stopping: Whether this process was told to stop, and nobody has acted on it.
+        asked: What rank 0 was asked to start from.
 
     Attributes:
+        failing: What this rank tells and knows of ranks that leave; None where it is the only one.
         background: What is written in the background; None where nothing is.
     """
 
@@ -71,15 +77,20 @@ class Session:
         storage: Storage,
         hosts: int = 1,
         is_stopping: Callable[[], bool] = lambda: False,
+        asked: Any = None,
     ) -> None:
         self.member = _enlisted(member, driver)
         self.driver = driver
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
+        self.failing: Failing | None = None
         self.background: Background | None = None
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
+        self.asked = asked
+        self.chosen: Inspection | None = None
+        """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
         self._removals: list[Work] = []
         self._removals_failed = False
 
@@ -118,14 +129,44 @@ class Session:
         result = self._joint(op, url, work, by_all=by_all, is_guarded=False)
         return None if result.value is None else result.value.value
 
-    def told_by_rank_zero(self, op: str, url: str, work: Callable[[CancelToken], str]) -> str:
-        """Learn on every rank what rank 0 finds out by ``work``, which asks no storage.
+    def by_all(
+        self, op: str, url: str, work: Work, *, kind: str = "write", is_guarded: bool = True
+    ) -> Any:
+        """Do a part of the same operation on every rank.
+
+        Args:
+            op: Name of the operation.
+            url: What it is about.
+            work: This rank's part; its result is told as text, see ``told``.
+            kind: ``read`` or ``write``.
+            is_guarded: Whether it asks storage.
+
+        Returns:
+            What this rank's ``work`` has returned.
 
         Raises:
             JointError: The same on every rank.
         """
-        asked = Asked(self.storage, url, work) if self.member.rank == 0 else None
-        return self._joint(op, url, asked, is_guarded=False).final.detail
+        result = self._joint(op, url, work, kind=kind, by_all=True, is_guarded=is_guarded)
+        return result.value.value
+
+    def told(self, op: str) -> tuple[str, ...]:
+        """Return what every rank has told in ``op``, the last operation; one rank calls this.
+
+        Raises:
+            JointUnavailableError: This rank could not reach the shared store for too long.
+        """
+        reports = self.driver.run(read_reports(self.member, op, seq=self._seq))
+        return tuple(report.detail for report in reports)
+
+    def remove_later(self, work: Work) -> None:
+        """Remove what is no checkpoint with the next joint operation; rank 0's request counts."""
+        if self.member.rank == 0:
+            self._removals.append(work)
+
+    def keep(self, url: str) -> None:
+        """Do not remove ``url`` any more: it is about to be written again."""
+        self._removals[:] = [work for work in self._removals if work.url != url]
 
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
@@ -182,16 +223,42 @@ class Session:
         return result.final.detail == str(True)
 
     def on_rank_zero(
-        self, op: str, url: str, work: Callable[[CancelToken], Any], *, kind: str
+        self, op: str, url: str, work: Callable[[CancelToken], Any], **how: Any
     ) -> FinalRecord:
-        """Do ``work`` on rank 0 while the others wait on the shared store.
+        """Do ``work`` on rank 0 while the others wait on the shared store; ``how``: see ``by_all``.
 
         Raises:
             JointError: The same on every rank.
         """
-        return self._joint(op, url, Asked(self.storage, url, work), kind=kind).final
+        return self._joint(op, url, Asked(self.storage, url, work), **how).final
 
-    def _joint(
+    def _joint(self, op: str, url: str, work: Work | None, **how: Any) -> JointResult:
+        self._seq += 1
+        if self.failing is None:
+            return self._together(op, url, work, **how)
+        if self.failing.leaves_alone:
+            return self._by_itself(op, work, **how)
+        try:
+            self.failing.check()
+            return self._together(op, url, work, **how)
+        except PeerInterruption as interruption:
+            raise interruption.error from None
+
+    def _by_itself(
+        self, op: str, work: Work | None, *, kind: str = "write", is_guarded: bool = True
+    ) -> JointResult:
+        # On an exception, with nobody there to agree with.
+        if work is None:
+            return JointResult(final=FinalRecord(op=op, writer=""))
+        if is_guarded:
+            done = self.alone.run(op, work, kind=kind)
+        else:
+            done = self.driver.run(hand_over(work, self.driver.clock.now_s()))
+        return JointResult(
+            final=FinalRecord(op=op, detail=_detail(op, done), writer=""), value=done
+        )
+
+    def _together(
         self,
         op: str,
         url: str,
@@ -201,7 +268,6 @@ class Session:
         by_all: bool = False,
         is_guarded: bool = True,
     ) -> JointResult:
-        self._seq += 1
         breakers = self.alone.breakers
         storage = self.storage if work is None else work.storage
         joint = Joint(
@@ -238,11 +304,6 @@ class Session:
         def report(error: BaseException) -> Any:
             return report_of(error, rank=self.member.rank, outcome=joint.patience.classify(error))
 
-        def detail(done: Guarded) -> str:
-            # A checkpoint that was loaded is nothing to tell the others.
-            value = None if joint.op == "load" else done.value
-            return "" if value is None else str(getattr(value, "digest", value))
-
         first = None if joint.op == "remove" else self._removal_first()
 
         def run(started_at_s: float) -> Protocol[Guarded]:
@@ -254,7 +315,7 @@ class Session:
             call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
             return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
 
-        return Part(run=run, detail=detail, outcome=report)
+        return Part(run=run, detail=partial(_detail, joint.op), outcome=report)
 
     def _removal_first(self) -> Protocol[Guarded] | None:
         # Asked for outside a ModelCheckpoint's save point, for example by a callback of the user's.
@@ -290,7 +351,8 @@ class Session:
             self._remove_the_rest()
         finally:
             self._removals.clear()
-            self._let_go()
+            self.driver.close()
+            self.driver.store.close()
 
     def _remove_the_rest(self) -> None:
         # Nobody waits here: a run that has ended, maybe by an exception, must end. So each removal
@@ -321,9 +383,11 @@ class Session:
         left = ", ".join(redacted(removal.url) for removal in self._removals)
         _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
 
-    def _let_go(self) -> None:
-        self.driver.close()
-        self.driver.store.close()
+
+def _detail(op: str, done: Guarded) -> str:
+    # A checkpoint that was loaded is nothing to tell the others.
+    value = None if op == "load" else done.value
+    return "" if value is None else str(getattr(value, "digest", value))
 
 
 def _enlisted(member: Member, driver: Driver) -> Member:

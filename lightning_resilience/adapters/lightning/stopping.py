@@ -89,6 +89,9 @@ class Stopping:
                 self._save_or_leave(record)
         finally:
             self._termination.waits_for_writes = False
+        if self._session.failing is not None:
+            # No incident: the others do the same.
+            self._session.failing.agree()
         raise sigterm_exception(self._trainer)
 
     def _save_or_leave(self, record: AgendaRecord) -> None:

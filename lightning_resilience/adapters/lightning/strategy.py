@@ -166,8 +166,15 @@ def _load(
         work = HandedOver(session.storage, url, pass_on)
         return session.hand_over("load", url, work, by_all=True)
     format_ = format_of(checkpoint_io)
-    nonce = session.driver.dice.nonce
-    return session.load(url, format_.load(session.storage, url, nonce=nonce, options=options))
+    chosen = session.chosen
+    reading = format_.load(
+        session.storage,
+        url,
+        nonce=session.driver.dice.nonce,
+        options=options,
+        expected=chosen if chosen is not None and chosen.path == url else None,
+    )
+    return session.load(url, reading)
 
 
 def _remove(strategy: Any, session: Session, filepath: str | os.PathLike[str]) -> None:

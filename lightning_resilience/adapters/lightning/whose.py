@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
+from lightning_resilience.adapters.lightning.commit import origin_of
 from lightning_resilience.adapters.lightning.foreign_io import (
     FetchedLoad,
     LocalSave,
@@ -31,6 +32,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     is_stock_io,
 )
 from lightning_resilience.adapters.lightning.work import Asked
+from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.adapters.storage import is_local
 
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
 
 
@@ -79,7 +82,8 @@ class Format:
             self.owner.save_checkpoint(checkpoint, path, storage_options=storage_options)
 
         if self.staging:
-            return LocalSave(storage, url, nonce=nonce, call=write)
+            origin = origin_of(checkpoint, storage)
+            return LocalSave(storage, url, nonce=nonce, call=write, origin=origin)
         return WholeSave(storage, url, partial(write, url))
 
     def load(
@@ -89,13 +93,22 @@ class Format:
         *,
         nonce: Callable[[], str],
         options: Mapping[str, Any],
+        expected: Inspection | None = None,
     ) -> Work:
-        """Return what loads a checkpoint; ``options`` are what the caller has said."""
+        """Return what loads a checkpoint.
+
+        Args:
+            storage: Clients of storage.
+            url: The checkpoint.
+            nonce: Makes names for what is fetched.
+            options: What the caller has said.
+            expected: What rank 0 has seen of it; compared where our own pipeline reads it.
+        """
         if self.is_ours:
             said = {"map_location": on_cpu, "weights_only": None, **options}
             if said["weights_only"] is None:
                 said["weights_only"] = default_weights_only(self.owner)
-            return TorchLoad(storage, url, nonce=nonce, options=said)
+            return TorchLoad(storage, url, nonce=nonce, options=said, expected=expected)
         read = partial(self.owner.load_checkpoint, **options)
         if self.staging and not is_local(url):
             return FetchedLoad(storage, url, nonce=nonce, call=read)
@@ -107,6 +120,7 @@ class Format:
             return Asked(storage, url, partial(storage.remove, url))
 
         def remove(token: CancelToken) -> None:
+            remove_manifest(storage.place(url), token)
             token.raise_if_cancelled()
             self.owner.remove_checkpoint(url)
 

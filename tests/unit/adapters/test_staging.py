@@ -240,6 +240,22 @@ def test_the_spool_directory_is_where_it_was_asked_for(tmp_path: Path) -> None:
     assert names == ["option", "ours", "tmp", "tmp"]
 
 
+def test_a_spool_directory_that_cannot_be_made_now_is_no_wrong_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure that is expected to pass is raised as it is, so that it is repeated."""
+
+    def stale(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    monkeypatch.setattr(Path, "mkdir", stale)
+
+    with pytest.raises(OSError, match="stale") as caught:
+        spool_directory(str(tmp_path / "option"), environ={}, run_id="1")
+
+    assert not isinstance(caught.value, ConfigError)
+
+
 def test_a_spool_directory_that_is_too_open_is_closed(tmp_path: Path) -> None:
     """An earlier mistake is put right."""
     owned = tmp_path / f"lightning-resilience-{os.getuid()}"

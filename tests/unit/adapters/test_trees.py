@@ -65,7 +65,9 @@ def make(tmp_path: Path) -> Callable[..., Publication]:
 
 def fetched(place: Place, tmp_path: Path) -> dict[str, bytes] | bytes:
     """Fetch what is there; return it by name."""
-    path = Path(fetch(place, str(tmp_path / uuid.uuid4().hex / "a.ckpt"), RecordingToken()))
+    tree = fetch(place, str(tmp_path / uuid.uuid4().hex / "a.ckpt"), RecordingToken())
+    path = Path(tree.path)
+    assert tree.contents == dict(measure(tree.path, RecordingToken()).contents)
     if path.is_file():
         return path.read_bytes()
     files = (item for item in path.rglob("*") if item.is_file())
@@ -238,5 +240,33 @@ def test_the_digest_tells_trees_apart(make: Callable[..., Publication]) -> None:
 
     assert digests[0] == digests[1]
     assert digests[0] != digests[2]
-    assert make(CONTENT).tree.sizes == {name: len(data) for name, data in CONTENT.items()}
-    assert list(make(reordered).tree.sizes) == list(reordered)
+    contents = make(CONTENT).tree.contents
+    assert {name: size for name, (size, _) in contents.items()} == {
+        name: len(data) for name, data in CONTENT.items()
+    }
+    assert list(make(reordered).tree.contents) == list(reordered)
+
+
+def test_a_file_that_was_sent_stays_where_it_was(place: Place, tmp_path: Path) -> None:
+    """Its directory may be on another filesystem, and another attempt may need it."""
+    source = tmp_path / "written"
+    source.write_bytes(b"a shard")
+
+    trees.send(str(source), place, size_bytes=7, nonce="n", token=RecordingToken())
+
+    assert source.read_bytes() == b"a shard"
+    assert place.fs.cat_file(place.path) == b"a shard"
+
+
+def test_a_copy_that_is_not_published_is_removed(tmp_path: Path) -> None:
+    """A shard for each attempt, under a name that nobody looks at, would fill the disk."""
+    source = tmp_path / "written"
+    source.write_bytes(b"a shard")
+    target = tmp_path / "run" / "a.ckpt"
+    (target / "in the way").mkdir(parents=True)
+    place = Storage({}, spool=lambda: str(tmp_path)).place(str(target))
+
+    with pytest.raises(OSError, match=r"a\.ckpt"):
+        trees.send(str(source), place, size_bytes=7, nonce="n", token=RecordingToken())
+
+    assert [path.name for path in target.parent.iterdir()] == ["a.ckpt"]

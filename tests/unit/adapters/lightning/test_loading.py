@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from lightning_resilience.adapters.lightning.discovery import inspect
 from lightning_resilience.adapters.lightning.loading import MarkedFile, TorchLoad, on_cpu
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.trees import PIECE_BYTES
+from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.errors import CallTimeoutError
 from tests.tokens import RecordingToken
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from lightning_resilience.core.resolution import Inspection
     from tests.s3_server import S3Server
 
 
@@ -243,3 +246,60 @@ def test_a_marked_file_goes_where_it_is_sent() -> None:
     assert (marked.seek(-3, io.SEEK_END), marked.tell(), marked.read(2)) == (7, 7, b"78")
     with pytest.raises(io.UnsupportedOperation):
         marked.fileno()
+
+
+# A checkpoint that rank 0 has looked at -----------------------------------------------------------
+
+
+def chosen(tmp_path: Path, value: int = 1) -> Inspection:
+    """Write a checkpoint, and return what rank 0 sees of it."""
+    path = tmp_path / "a.ckpt"
+    torch.save({"step": value}, path)
+    return inspect(storage_of(tmp_path), RecordingToken(), url=str(path))
+
+
+def load(seen: Inspection) -> Any:
+    """Load it as a rank does."""
+    options = {"map_location": on_cpu, "weights_only": True}
+    work = TorchLoad(Storage({}, spool=str), seen.path, nonce=str, options=options, expected=seen)
+    return work.attempt(RecordingToken())
+
+
+def test_the_checkpoint_that_rank_zero_has_chosen_is_loaded(tmp_path: Path) -> None:
+    """It is compared, and read from its beginning."""
+    assert load(chosen(tmp_path, 7)) == {"step": 7}
+
+
+def test_another_content_under_the_same_name_is_not_loaded(tmp_path: Path) -> None:
+    """As a rank sees it that is behind, or where the file has been written again."""
+    seen = chosen(tmp_path, 1)
+    assert chosen(tmp_path, 2).size_bytes == seen.size_bytes
+
+    with pytest.raises(OSError, match="its content has digest") as caught:
+        load(seen)
+
+    assert classify(caught.value, reading=True).failure is FailureClass.TRANSIENT
+
+
+@pytest.mark.parametrize("how", ["gone", "shorter", "damaged"])
+def test_what_a_rank_does_not_see_as_rank_zero_did_is_asked_for_again(
+    how: str, tmp_path: Path
+) -> None:
+    """A network filesystem may show this rank an older state for a while."""
+    seen = chosen(tmp_path)
+    path = tmp_path / "a.ckpt"
+    data = path.read_bytes()
+    said = {
+        "gone": "it is not there on this rank",
+        "shorter": "bytes here and",
+        "damaged": "it is damaged on this rank",
+    }[how]
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-100] + (b"" if how == "shorter" else bytes(100)))
+
+    with pytest.raises(OSError, match=said) as caught:
+        load(seen)
+
+    assert classify(caught.value, reading=True).failure is FailureClass.TRANSIENT

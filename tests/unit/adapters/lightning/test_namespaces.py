@@ -16,6 +16,7 @@ import pytest
 
 from lightning_resilience import ResilientCheckpointIO
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.core.shards import Saving
 
 
 HOMES = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
@@ -39,6 +40,15 @@ def trainer_of(home: str, **options: Any) -> Any:
     """Make a Trainer."""
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return import_module(home).Trainer(accelerator="cpu", devices=1, **quiet, **options)
+
+
+def trainer_with(home: str, kind: type, **state: Any) -> Any:
+    """Make a Trainer with a strategy that was never set up, for want of what it needs."""
+    strategy: Any = object.__new__(kind)
+    vars(strategy).update(state)
+    trainer = object.__new__(import_module(home).Trainer)
+    trainer._accelerator_connector = SimpleNamespace(strategy=strategy)
+    return trainer
 
 
 def test_a_model_checkpoint_is_recognised(home: str) -> None:
@@ -128,26 +138,48 @@ def test_the_private_names_exist(home: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "covered"),
+    ("name", "state", "saving"),
     [
-        ("SingleDeviceStrategy", True),
-        ("DDPStrategy", True),
-        ("FSDPStrategy", False),
-        ("ModelParallelStrategy", False),
-        ("DeepSpeedStrategy", False),
+        ("SingleDeviceStrategy", {}, Saving.RANK_ZERO),
+        ("DDPStrategy", {}, Saving.RANK_ZERO),
+        ("FSDPStrategy", {"_state_dict_type": "full"}, Saving.GATHERED),
+        ("FSDPStrategy", {"_state_dict_type": "sharded"}, Saving.SHARDED),
+        ("ModelParallelStrategy", {"_save_distributed_checkpoint": False}, Saving.GATHERED),
+        ("ModelParallelStrategy", {"_save_distributed_checkpoint": True}, Saving.SHARDED),
+        ("DeepSpeedStrategy", {}, Saving.SHARDED),
     ],
 )
-def test_strategies_in_which_rank_zero_writes_are_covered(
-    name: str,
-    covered: bool,  # noqa: FBT001 - a parameter
-    home: str,
+def test_it_is_known_how_a_strategy_saves(
+    name: str, state: dict[str, Any], saving: Saving, home: str
 ) -> None:
-    """A single device and DDP are; those that shard are not."""
-    strategy = object.__new__(getattr(import_module(f"{home}.strategies"), name))
-    trainer = object.__new__(import_module(home).Trainer)
-    trainer._accelerator_connector = SimpleNamespace(strategy=strategy)
+    """Lightning's own are told apart by their methods, and those with two ways by an option."""
+    kind = getattr(import_module(f"{home}.strategies"), name)
 
-    assert namespaces.writes_on_rank_zero(trainer) is covered
+    assert namespaces.saving_of(trainer_with(home, kind, **state)) is saving
+
+
+@pytest.mark.parametrize("option", ["_state_dict_type", "_save_distributed_checkpoint"])
+def test_the_options_of_strategies_that_shard_exist(option: str, home: str) -> None:
+    """A release of Lightning that renames one of them is noticed here."""
+    names = {"_state_dict_type": "FSDPStrategy"}
+    kind = getattr(import_module(f"{home}.strategies"), names.get(option, "ModelParallelStrategy"))
+
+    assert option in vars(kind())
+
+
+@pytest.mark.parametrize("name", ["save_checkpoint", "load_checkpoint", "remove_checkpoint"])
+def test_a_strategy_derived_from_one_that_shards_is_known_if_it_leaves_these_alone(
+    name: str, home: str
+) -> None:
+    """What somebody else writes or reads there is not known."""
+    base = import_module(f"{home}.strategies").FSDPStrategy
+    same = type("Same", (base,), {})
+    other = type("Other", (base,), {name: lambda *_args: None})
+
+    state = {"_state_dict_type": "sharded"}
+    known = [namespaces.saving_of(trainer_with(home, kind, **state)) for kind in (same, other)]
+
+    assert known == [Saving.SHARDED, Saving.UNKNOWN]
 
 
 def test_a_strategy_that_loads_in_its_own_way_is_found(home: str) -> None:
@@ -166,7 +198,7 @@ def test_strategies_that_write_in_their_own_way_are_not(name: str, home: str) ->
     kind = type("Sharded", (base,), {name: lambda *_args: None})
     trainer = trainer_of(home, strategy=kind("cpu"))
 
-    assert not namespaces.writes_on_rank_zero(trainer)
+    assert namespaces.saving_of(trainer) is Saving.UNKNOWN
 
 
 def test_the_group_timeout_is_the_strategys_in_seconds() -> None:

@@ -1,0 +1,56 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table of contents of a checkpoint, by which two copies are known to be the same.
+
+``torch.save`` writes a zip archive, whose table of contents, with a checksum of each part, is at
+the end. To read it costs a few kilobytes. It shows that the file was written to its end, and it
+differs where the contents of two files do.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from typing import Any, Final
+
+import xxhash
+
+
+__all__ = ["DAMAGED", "contents_digest"]
+
+DAMAGED: Final = (zipfile.BadZipFile, struct.error, NotImplementedError, ValueError)
+"""What reading the table raises where it is damaged, unless a read has failed."""
+
+_BEGINS: Final = b"PK\x03\x04"
+_SMALLEST_BYTES: Final = 64
+"""An archive with one part is larger. Below, ``zipfile`` seeks to before the beginning."""
+
+
+def contents_digest(file: Any) -> str:
+    """Return the digest of the table of contents.
+
+    Args:
+        file: An open binary file that can seek; it is read from anywhere. ``zipfile`` takes a read
+            that fails for the end of an archive, so ask the file whether one has.
+
+    Returns:
+        Empty for a file of another format.
+
+    Raises:
+        zipfile.BadZipFile: It begins in that format, and has no table of contents.
+    """
+    digest = xxhash.xxh3_128()
+    try:
+        if file.seek(0, io.SEEK_END) < _SMALLEST_BYTES:
+            message = "File is too small to be a zip file"
+            raise zipfile.BadZipFile(message)
+        with zipfile.ZipFile(file) as archive:
+            for part in archive.infolist():
+                digest.update(f"{part.filename}\0{part.CRC:x}\0{part.file_size:x}\n".encode())
+    except DAMAGED as error:
+        file.seek(0)
+        if file.read(len(_BEGINS)) == _BEGINS:
+            raise zipfile.BadZipFile(str(error)) from error
+        return ""
+    return digest.hexdigest()

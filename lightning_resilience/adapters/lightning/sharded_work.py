@@ -1,0 +1,349 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks ask of storage for a checkpoint of many files: clear, publish, commit, look, fetch.
+
+Between these requests, in no collective, stands the strategy's own writing and reading, which knows
+nothing but a directory on its own node (``sharded_save``, ``sharded_load``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_resilience.adapters.lightning.work import Work
+from lightning_resilience.adapters.manifests import (
+    check_contents,
+    check_in_place,
+    remove_manifest,
+    write_manifest,
+)
+from lightning_resilience.adapters.object_store import find_info
+from lightning_resilience.adapters.staging import is_staging_name, staging_name
+from lightning_resilience.adapters.storage import is_local, parent_of
+from lightning_resilience.adapters.trees import fetch, put_in_place, send
+from lightning_resilience.core import shards
+from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.shards import Form
+from lightning_resilience.errors import CheckpointError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lightning_resilience.adapters.storage import Place, Storage
+    from lightning_resilience.core.manifest import Manifest
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = [
+    "Clearing",
+    "Commit",
+    "Fetched",
+    "Leftover",
+    "Look",
+    "Publishing",
+    "Removal",
+    "look",
+    "own_path",
+]
+
+
+def look(place: Place) -> Form:
+    """Tell what is under a name now, past every cache; raises where that cannot be told."""
+    found = find_info(place.fs, place.path)
+    if found is None or found["type"] != "directory":
+        return shards.form_of("" if found is None else "file")
+    names = [Path(name).name for name in place.fs.ls(place.path, detail=False)]
+    return shards.form_of("directory", names)
+
+
+def _remove_in_order(storage: Storage, url: str, token: CancelToken) -> None:
+    # What is half removed must not look complete.
+    token.raise_if_cancelled()
+    place = storage.place(url)
+    found = find_info(place.fs, place.path)
+    if found is None:
+        return
+    remove_manifest(place, token)
+    if found["type"] == "directory":
+        names = [Path(name).name for name in place.fs.ls(place.path, detail=False)]
+        for name in shards.removal_order(names):
+            token.raise_if_cancelled()
+            place.store.remove(f"{place.path}/{name}")
+            token.progress()
+    storage.remove(url, token)
+
+
+class Removal(Work):
+    """Remove a checkpoint, what makes it look complete first; absent is success."""
+
+    def attempt(self, token: CancelToken) -> None:
+        """Remove it."""
+        _remove_in_order(self.storage, self.url, token)
+
+
+class Leftover(Work):
+    """Remove shards whose metadata was never published; a complete checkpoint stays."""
+
+    def attempt(self, token: CancelToken) -> None:
+        """Remove them, unless a save has made them complete after all."""
+        token.raise_if_cancelled()
+        place = self.storage.place(self.url)
+        if is_staging_name(Path(place.path).name) or look(place) is Form.OTHER:
+            _remove_in_order(self.storage, self.url, token)
+
+
+class Clearing(Work):
+    """Make room for a checkpoint, and say where its files go until it is complete.
+
+    Where storage can rename a directory, that is a new directory beside the target, and the older
+    checkpoint stays until the newer one takes its place. Elsewhere it is the target itself, from
+    which the older one has to go first: a mixture of two would look complete.
+
+    Args:
+        storage: Clients of storage.
+        url: Where the checkpoint goes.
+        nonce: Names the directory beside a local target.
+        check: Raises where the checkpoint must not be published at all.
+    """
+
+    def __init__(
+        self, storage: Storage, url: str, *, nonce: str, check: Callable[[], object]
+    ) -> None:
+        super().__init__(storage, url)
+        self._nonce = nonce
+        self._check = check
+
+    def attempt(self, token: CancelToken) -> str:
+        """Make room.
+
+        Returns:
+            The name of the directory beside the target; empty for the target itself.
+
+        Raises:
+            ConfigError: What the ranks have written makes no checkpoint.
+            OSError: What the filesystem or the storage raised.
+        """
+        self._check()
+        token.raise_if_cancelled()
+        if not is_local(self.url):
+            _remove_in_order(self.storage, self.url, token)
+            return ""
+        name = staging_name(self._nonce)
+        place = self.storage.place(f"{parent_of(self.url)}/{name}")
+        Path(place.path).mkdir(parents=True, exist_ok=True)
+        return name
+
+
+class Publishing(Work):
+    """Publish what one rank has written, all but metadata; an attempt goes on where one ended.
+
+    Args:
+        storage: Clients of storage.
+        url: The directory in storage.
+        folder: The directory on this node.
+        sizes: What to publish: length of each file in bytes, by name.
+        nonce: Makes names for copies beside a local target.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        *,
+        folder: Path,
+        sizes: Mapping[str, int],
+        nonce: Callable[[], str],
+    ) -> None:
+        super().__init__(storage, url)
+        self._folder = folder
+        self._left = dict(sizes)
+        self.nonce = nonce
+
+    def attempt(self, token: CancelToken) -> str:
+        """Publish and verify one file after the other.
+
+        Raises:
+            CheckpointError: The storage reports another size than was written, or nothing.
+            OSError: What the filesystem or the storage raised.
+        """
+        for name, size in list(self._left.items()):
+            token.raise_if_cancelled()
+            send(
+                str(self._folder / name),
+                self.storage.place(f"{self.url}/{name}"),
+                size_bytes=size,
+                nonce=self.nonce(),
+                token=token,
+            )
+            self._left.pop(name, None)
+        return ""
+
+
+class Commit(Work):
+    """Make a checkpoint whose shards are published a complete one.
+
+    Args:
+        storage: Clients of storage.
+        url: Where the checkpoint goes.
+        destination: The directory in which its shards are; ``url`` itself where nothing can be
+            renamed.
+        expected: Size of every shard in bytes, by name.
+        metadata: Publishes the metadata there, in its order.
+        done: What it is then: its manifest, which is written last.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        *,
+        destination: str,
+        expected: Mapping[str, int],
+        metadata: Publishing,
+        done: Manifest,
+    ) -> None:
+        super().__init__(storage, url)
+        self._destination = destination
+        self._expected = expected
+        self._metadata = metadata
+        self._done = done
+        self._mark: int | None = None
+
+    def attempt(self, token: CancelToken) -> Manifest:
+        """Look whether every shard is there, publish the metadata, give all its name, and say so.
+
+        Raises:
+            CheckpointError: A shard is not there as it was written.
+            OSError: What the filesystem or the storage raised.
+        """
+        if not self._is_in_place():
+            self._put_together(token)
+        token.raise_if_cancelled()
+        place, nonce = self.storage.place(self.url), self._metadata.nonce()
+        write_manifest(place, self._done, nonce=nonce, token=token)
+        return self._done
+
+    def _put_together(self, token: CancelToken) -> None:
+        found = self._sizes(token)
+        problem = shards.missing(self._expected, found=found)
+        if problem:
+            message = f"{redacted(self.url)} was not made complete: {problem}"
+            raise CheckpointError(message)
+        self._metadata.attempt(token)
+        if self._destination != self.url:
+            self._rename(token)
+
+    def _sizes(self, token: CancelToken) -> dict[str, int | None]:
+        place = self.storage.place(self._destination)
+        place.fs.invalidate_cache()
+        token.raise_if_cancelled()
+        root = place.path.rstrip("/")
+        listed = place.fs.find(place.path, detail=True).items()
+        token.progress()
+        return {name[len(root) + 1 :]: item.get("size") for name, item in listed}
+
+    def _rename(self, token: CancelToken) -> None:
+        source = self.storage.place(self._destination).path
+        self._mark = _identity(source)
+        place = self.storage.place(self.url)
+        remove_manifest(place, token)
+        put_in_place(source, place, aside=f"{source}.replaced", token=token)
+        for older in (source, f"{source}.replaced"):
+            # The older checkpoint, where the two have changed places; maybe one file.
+            shutil.rmtree(older, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path(older).unlink()
+
+    def _is_in_place(self) -> bool:
+        # After an attempt that was given up while its rename was on the way.
+        if self._mark is None:
+            return False
+        return _identity(self.storage.place(self.url).path) == self._mark
+
+
+def _identity(path: str) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return Path(path).stat().st_ino
+    return None
+
+
+class Look(Work):
+    """See what is under a checkpoint's name: rank 0's answer is that of all ranks."""
+
+    def attempt(self, token: CancelToken) -> str:
+        """Look.
+
+        Raises:
+            FileNotFoundError: Nothing is there, or a directory that no save has made complete.
+            OSError: It cannot be told.
+        """
+        token.raise_if_cancelled()
+        form = look(self.storage.place(self.url))
+        if form is Form.ABSENT:
+            raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(self.url))
+        if form is Form.OTHER:
+            message = f"{shards.UNFINISHED}. Choose another checkpoint"
+            raise FileNotFoundError(errno.ENOENT, message, redacted(self.url))
+        return str(form.value)
+
+
+class Fetched(Work):
+    """Have a checkpoint on this node; what was fetched stays until ``discard``.
+
+    Args:
+        storage: Clients of storage.
+        url: Where it is.
+        nonce: Makes names for directories of this rank's.
+    """
+
+    def __init__(self, storage: Storage, url: str, *, nonce: Callable[[], str]) -> None:
+        super().__init__(storage, url)
+        self._nonce = nonce
+        self._folders: list[Path] = []
+
+    def attempt(self, token: CancelToken) -> str:
+        """Fetch it.
+
+        Returns:
+            Its path on this node. A local one is not fetched, but looked at: every rank has to see
+            it before any rank reads it in lock-step with the others.
+
+        Raises:
+            FileNotFoundError: It is not there.
+            OSError: What the filesystem or the storage raised.
+        """
+        token.raise_if_cancelled()
+        place = self.storage.place(self.url)
+        path: str = place.path.rstrip("/")
+        if place.store.is_local:
+            if look(place) not in {Form.FILE, Form.SHARDS}:
+                message = "rank 0 sees this checkpoint and this rank does not: is it shared?"
+                raise FileNotFoundError(errno.ENOENT, message, redacted(self.url))
+            return path
+        folder = own_path(self.storage, self._nonce)
+        self._folders.append(folder)
+        try:
+            manifest = check_in_place(place, token, digests=False)
+            tree = fetch(place, str(folder / Path(path).name), token)
+            if manifest is not None:
+                check_contents(place, manifest, tree.contents, token=token)
+        except BaseException:
+            # One part of a large checkpoint for each attempt would fill the disk.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return str(folder / Path(path).name)
+
+    def discard(self) -> None:
+        """Remove what was fetched."""
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_path(storage: Storage, nonce: Callable[[], str]) -> Path:
+    """Return a new name for a directory of this rank's on this node."""
+    return Path(storage.spool_directory, staging_name(nonce()))

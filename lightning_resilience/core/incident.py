@@ -1,0 +1,221 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What ended a start of the job: the first cause, as one record that all ranks share.
+
+When one rank fails, the others fail with it: a collective breaks, a launcher sends SIGTERM. What a
+person needs is the cause and not its echoes, and in time order the echoes are sometimes first. So
+each rank that leaves training with an exception of its own offers it as the incident, and what
+stands is:
+
+1. the first ``error``: an exception that is neither an echo nor a request to stop;
+2. as long as there is none, whatever came first: a ``signal`` (somebody was told to stop) or an
+   ``echo`` (a transport broke: another rank has gone without a word).
+
+An exception with which all ranks leave together is no incident: nobody waits for anybody.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final
+
+import msgspec
+
+from lightning_resilience.core.evidence import one_line, type_names
+from lightning_resilience.core.records import VERSION
+from lightning_resilience.errors import PeerFailedError
+
+
+__all__ = [
+    "IncidentKind",
+    "IncidentRecord",
+    "PeerInterruption",
+    "error_of",
+    "incident_of",
+    "is_echo",
+    "is_notable",
+    "is_shared",
+    "note_of",
+    "outranks",
+    "why_not_saved",
+]
+
+
+class IncidentKind(str, enum.Enum):
+    """What sort of cause it is."""
+
+    ERROR = "error"
+    SIGNAL = "signal"
+    ECHO = "echo"
+
+
+class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What ended this start of the job, as far as the ranks know.
+
+    Args:
+        v: Version of the format.
+        rank: The rank that has left with it.
+        kind: Name of an ``IncidentKind``.
+        error: One line: type and text of its exception.
+        step: Training step that the rank had completed.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    rank: Annotated[int, msgspec.Meta(ge=0)]
+    kind: Annotated[str, msgspec.Meta(pattern=r"\A(error|signal|echo)\Z")]
+    error: str
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    writer: str
+
+
+class PeerInterruption(BaseException):
+    """Ends this rank's waits because another rank has failed. Never leaves the package.
+
+    No ``Exception``, so that nobody takes it for a failure of what was waited for.
+
+    Args:
+        error: What this rank leaves with.
+    """
+
+    def __init__(self, error: PeerFailedError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+_SIGNALS: Final = frozenset({"KeyboardInterrupt", "SIGTERMException"})
+_TRANSPORT_ERRORS: Final = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
+_TOGETHER: Final = "JointError"
+_ALONE: Final = "JointUnavailableError"
+# gloo raises plain RuntimeErrors, and names the line of its source.
+_TRANSPORT_SOURCE: Final = "/gloo/"
+
+
+def is_shared(error: BaseException) -> bool:
+    """Tell whether every rank leaves with this exception, at the same point of the program."""
+    names = type_names(error)
+    return _TOGETHER in names and _ALONE not in names
+
+
+def is_echo(error: BaseException, *, was_woken: bool = False) -> bool:
+    """Tell whether this exception says no more than that something has happened to another rank.
+
+    Args:
+        error: The exception.
+        was_woken: Whether this rank's collectives were ended before, for another rank's sake. Then
+            whatever it fails with follows from that.
+    """
+    names = type_names(error)
+    if was_woken and _SIGNALS.isdisjoint(names):
+        return True
+    if not _TRANSPORT_ERRORS.isdisjoint(names) or isinstance(error, PeerFailedError):
+        return True
+    return _ALONE in names or ("RuntimeError" in names and _TRANSPORT_SOURCE in one_line(error))
+
+
+def incident_of(
+    error: BaseException, *, is_an_echo: bool, rank: int, step: int, writer: str
+) -> IncidentRecord:
+    """Make the record that a rank offers for the exception with which it leaves.
+
+    Args:
+        error: The exception.
+        is_an_echo: What ``is_echo`` says of it.
+        rank: This rank.
+        step: Training step that it has completed.
+        writer: A fresh nonce.
+    """
+    if is_an_echo:
+        kind = IncidentKind.ECHO
+    elif _SIGNALS.isdisjoint(type_names(error)):
+        kind = IncidentKind.ERROR
+    else:
+        kind = IncidentKind.SIGNAL
+    return IncidentRecord(
+        rank=rank, kind=kind.value, error=one_line(error), step=step, writer=writer
+    )
+
+
+def outranks(new: IncidentRecord, found: IncidentRecord) -> bool:
+    """Tell whether ``new`` takes the place of what was found: only a cause instead of an echo."""
+    error = IncidentKind.ERROR.value
+    return new.kind == error and found.kind != error
+
+
+def is_notable(mine: IncidentRecord, standing: IncidentRecord) -> bool:
+    """Tell whether what stands is worth a note on this rank's own exception.
+
+    Args:
+        mine: What this rank has offered.
+        standing: What stands.
+    """
+    signal, echo = IncidentKind.SIGNAL.value, IncidentKind.ECHO.value
+    if standing == mine:
+        return mine.kind == echo
+    # A scheduler tells every rank to stop: who was first says nothing.
+    return (mine.kind, standing.kind) != (signal, signal)
+
+
+_TEXTS: Final = {
+    IncidentKind.ERROR: (
+        "Rank {rank} failed first, after step {step}, with {error}. Mend that; its traceback is in "
+        "that rank's log."
+    ),
+    IncidentKind.SIGNAL: (
+        "Rank {rank} was told to stop first, after step {step}, and left with {error}. Nothing is "
+        "known to be wrong with the training itself."
+    ),
+    IncidentKind.ECHO: (
+        "Rank {rank} was the first to notice, after step {step}, that another rank had gone: "
+        "{error}. A rank that was killed says nothing: look for the one whose log just stops, and "
+        "at the kernel's log of its host."
+    ),
+}
+
+
+def note_of(incident: IncidentRecord) -> str:
+    """Return the incident in words."""
+    return _TEXTS[IncidentKind(incident.kind)].format(
+        rank=incident.rank, step=incident.step, error=incident.error.rstrip(".")
+    )
+
+
+def error_of(incident: IncidentRecord | None, *, rank: int) -> PeerFailedError:
+    """Return the error with which another rank leaves because of an incident.
+
+    Args:
+        incident: What happened; None where it is known only that something has.
+        rank: The rank that leaves.
+    """
+    if incident is None:
+        message = (
+            f"Rank {rank} stops because another rank has failed. Which one is not known, because "
+            "the shared store does not answer any more: look at the logs of the other ranks."
+        )
+        return PeerFailedError(message)
+    message = f"Rank {rank} stops because another rank has left. {note_of(incident)}"
+    return PeerFailedError(message, rank=incident.rank, kind=incident.kind, error=incident.error)
+
+
+def why_not_saved(*, on_cpu: bool, is_replicated: bool, is_group_ended: bool) -> str:
+    """Return why no checkpoint is saved on an exception that not all ranks share, or nothing.
+
+    Rank 0 saves it alone, without any collective, and only what is known to be whole.
+
+    Args:
+        on_cpu: Whether the model is on the CPU. An accelerator may have been given an optimizer
+            step with the gradients of a collective that was broken off.
+        is_replicated: Whether rank 0 has the whole state.
+        is_group_ended: Whether a collective that somebody calls meanwhile would fail at once,
+            instead of hanging.
+    """
+    if not is_replicated:
+        return "the state is spread over the ranks, which are not there any more"
+    if not on_cpu:
+        return (
+            "the model is on an accelerator, whose last optimizer step may have used gradients of "
+            "a collective that was broken off"
+        )
+    if not is_group_ended:
+        return "a collective on the way to the checkpoint could hang, because ranks have left"
+    return ""

@@ -1,0 +1,237 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which checkpoint a run starts from: decided by every rank from what one rank has seen.
+
+Rank 0 alone asks storage, and shares what it saw. What follows from that is decided here, by each
+rank for itself, so all come to the same file or the same error:
+
+==============  ============================  ======================================================
+``ckpt_path``   what is looked for            where nothing is found
+==============  ============================  ======================================================
+``"last"``      files with the last one's     a start from the beginning, on all ranks
+                name, in the directories of
+                the checkpoint callbacks
+``"hpc"``       ``hpc_ckpt_<n>.ckpt`` in the  an error
+                Trainer's root directory
+None            the same under SLURM; then    what Lightning does without
+                what was saved on an
+                exception, when fitting
+a path, best    that path                     an error
+==============  ============================  ======================================================
+
+The newest is inspected first, and where it is damaged, the next. Damaged ones and checkpoints of
+other names are no empty directory: where there are some and none can be chosen, a start from the
+beginning would hide that the work is there, and it is refused.
+
+A storage that cannot tell has given no answer: rank 0 asks again, or all ranks raise.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lightning_resilience.core.records import VERSION
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+__all__ = [
+    "HPC_NAME",
+    "Candidate",
+    "Found",
+    "Inspection",
+    "Search",
+    "best_first",
+    "difference",
+    "last_name",
+    "refusal",
+    "searches",
+    "sort_names",
+]
+
+HPC_NAME: Final = r"hpc_ckpt_\d+\.ckpt$"
+"""Names of the checkpoints that Lightning writes when a scheduler ends a job."""
+
+_MAX_CANDIDATES: Final = 16
+"""More than anybody will inspect; keeps the shared record small."""
+_MAX_NAMES: Final = 3
+_NUMBER: Final = re.compile(r"(\d+)\.[^.]*$")
+
+
+class Search(str, Enum):
+    """What is looked for."""
+
+    LAST = "last"
+    HPC = "hpc"
+    DEFAULT = "default"
+    """What Lightning does where nothing is asked for: the best one where no model is given."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One file, or directory, that a run might start from.
+
+    Args:
+        url: Where it is, with its protocol.
+        modified_s: When it was written, in seconds of the storage's clock; None where it does not
+            say.
+    """
+
+    url: str
+    modified_s: float | None = None
+
+    @property
+    def number(self) -> int:
+        """The last number in its name (``last-v2.ckpt``); -1 without one."""
+        found = _NUMBER.search(self.url)
+        return -1 if found is None else int(found.group(1))
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 has seen at one place.
+
+    Args:
+        v: Version of the format.
+        candidates: What has a name that was looked for.
+        others: Names of some other checkpoints there.
+        other_count: How many others there are.
+    """
+
+    v: int = VERSION
+    candidates: tuple[Candidate, ...] = ()
+    others: tuple[str, ...] = ()
+    other_count: int = 0
+
+
+class Inspection(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 has seen of one candidate.
+
+    Args:
+        v: Version of the format.
+        path: Where it is, as it is to be loaded.
+        size_bytes: Its size; None for a directory, or where nobody has looked.
+        digest: Stands for its content; empty where its format has no table of contents.
+        rejected: Why it cannot be loaded; empty where nothing is known against it.
+    """
+
+    v: int = VERSION
+    path: str
+    size_bytes: int | None = None
+    digest: str = ""
+    rejected: str = ""
+
+
+def searches(asked: str | None, *, on_slurm: bool, resumes_exceptions: bool) -> tuple[Search, ...]:
+    """Return what to look for, in this order; nothing where storage need not be searched.
+
+    Args:
+        asked: The user's ``ckpt_path``.
+        on_slurm: Whether the job was started by SLURM.
+        resumes_exceptions: Whether a run that is not told otherwise goes on from a checkpoint that
+            was saved on an exception.
+    """
+    if asked in {Search.LAST.value, Search.HPC.value}:
+        return (Search(asked),)
+    if asked is not None:
+        return ()
+    then = (Search.LAST,) if resumes_exceptions else ()
+    if on_slurm:
+        return (Search.HPC, *(then or (Search.DEFAULT,)))
+    return then
+
+
+def last_name(name: str, extension: str) -> str:
+    """Return a pattern for the names of a checkpoint callback's last checkpoint.
+
+    Args:
+        name: The callback's name for it; fields in braces stand for anything.
+        extension: What its files end with.
+    """
+    parts = (re.escape(part) for part in re.split(r"\{[^}]*\}", name))
+    return f"{'.*'.join(parts)}.*{re.escape(extension)}$"
+
+
+def sort_names(listed: Iterable[Candidate], *, pattern: str, extension: str) -> Found:
+    """Tell which files of a directory were looked for, and which are checkpoints besides.
+
+    Args:
+        listed: Everything in the directory.
+        pattern: Names that were looked for.
+        extension: What names of checkpoints end with; empty to overlook the others.
+    """
+    candidates, others = [], []
+    for item in listed:
+        name = item.url.rpartition("/")[2]
+        if re.match(pattern, name):
+            candidates.append(item)
+        elif extension and name.endswith(extension):
+            others.append(name)
+    return Found(
+        candidates=tuple(best_first(candidates)[:_MAX_CANDIDATES]),
+        others=tuple(sorted(others)[:_MAX_NAMES]),
+        other_count=len(others),
+    )
+
+
+def best_first(candidates: Iterable[Candidate], *, by_number: bool = False) -> list[Candidate]:
+    """Return candidates in the order in which they are inspected.
+
+    Args:
+        candidates: Of all places.
+        by_number: Whether the number in the name counts for more than when it was written.
+    """
+
+    def rank(candidate: Candidate) -> tuple[float, float, str]:
+        modified_s = float("-inf") if candidate.modified_s is None else candidate.modified_s
+        first, second = modified_s, float(candidate.number)
+        # The name last, so that the order is one of its own where storage tells no difference.
+        return (second, first, candidate.url) if by_number else (first, second, candidate.url)
+
+    return sorted(set(candidates), key=rank, reverse=True)
+
+
+def refusal(asked: str, found: Iterable[Found], rejected: Iterable[Inspection]) -> str:
+    """Return why a run must not start from the beginning; empty where it may.
+
+    Args:
+        asked: What was looked for, as the user would write it.
+        found: What was seen at each place.
+        rejected: Candidates that were inspected; none of them can be loaded.
+    """
+    damaged = [f"{each.path}: {each.rejected}" for each in rejected]
+    count = sum(place.other_count for place in found)
+    if not damaged and not count:
+        return ""
+    seen = "; ".join(damaged)
+    if not damaged:
+        names = ", ".join([name for place in found for name in place.others][:_MAX_NAMES])
+        seen = (
+            f"{count} checkpoints with other names ({names}{', …' if count > _MAX_NAMES else ''})"
+        )
+    return (
+        f"ckpt_path={asked!r} finds no checkpoint that can be loaded, but the directory is not "
+        f"empty: {seen}. Starting from the beginning would hide them. Name the one to start from "
+        "as ckpt_path, or move these away."
+    )
+
+
+def difference(
+    expected: Inspection, *, size_bytes: int | None = None, digest: str | None = None
+) -> str:
+    """Return how a file differs from the one that rank 0 has chosen; empty where it does not.
+
+    Args:
+        expected: What rank 0 has seen.
+        size_bytes: What this rank sees; None where its storage does not say.
+        digest: Of what this rank sees; None where it has not looked.
+    """
+    if None not in {expected.size_bytes, size_bytes} and expected.size_bytes != size_bytes:
+        return f"it has {size_bytes} bytes here and {expected.size_bytes} bytes on rank 0"
+    if digest is not None and expected.digest and expected.digest != digest:
+        return f"its content has digest {digest or 'none'} here and {expected.digest} on rank 0"
+    return ""

@@ -1,0 +1,71 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Two copies of a checkpoint have one digest, and a damaged one has none."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+from lightning_resilience.adapters.contents import contents_digest
+
+
+def saved(value: float, *, legacy: bool = False) -> bytes:
+    """Return what ``torch.save`` writes."""
+    buffer = io.BytesIO()
+    state = {"weight": torch.full((1000,), value), "step": 4}
+    torch.save(state, buffer, _use_new_zipfile_serialization=not legacy)
+    return buffer.getvalue()
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest of these bytes."""
+    return contents_digest(io.BytesIO(data))
+
+
+def test_the_same_content_has_the_same_digest() -> None:
+    """Also from the middle of the file."""
+    file = io.BytesIO(saved(1.0))
+    file.seek(100)
+
+    assert contents_digest(file) == digest_of(saved(1.0)) != ""
+
+
+def test_another_content_of_the_same_size_has_another_digest() -> None:
+    """One number differs, and no length does."""
+    one, two = saved(1.0), saved(2.0)
+
+    assert len(one) == len(two)
+    assert digest_of(one) != digest_of(two)
+
+
+@pytest.mark.parametrize("kept", [4, 40, 63, 64, 100, 0.5, 0.99])
+def test_a_file_that_was_cut_off_is_damaged(kept: float) -> None:
+    """Wherever that was, if its first four bytes are there."""
+    data = saved(1.0)
+    end = int(kept * len(data)) if isinstance(kept, float) else kept
+
+    with pytest.raises(zipfile.BadZipFile):
+        digest_of(data[:end])
+
+
+def test_a_file_with_zeros_for_an_end_is_damaged() -> None:
+    """As a filesystem leaves one whose host has died: the size is right."""
+    data = saved(1.0)
+
+    with pytest.raises(zipfile.BadZipFile):
+        digest_of(data[:-200] + bytes(200))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"PK", b"no checkpoint", b"x" * 1000, pickle.dumps({"step": 4}), saved(1.0, legacy=True)],
+    ids=["empty", "two bytes", "text", "long text", "pickle", "legacy"],
+)
+def test_another_format_has_no_digest(data: bytes) -> None:
+    """That is no damage: whoever knows the format will tell."""
+    assert digest_of(data) == ""
