@@ -26,7 +26,6 @@ from lightning_resilience.adapters.lightning.failing import add_note
 from lightning_resilience.adapters.lightning.namespaces import (
     asynchronous_io,
     forget_told_error,
-    loads_through_io,
 )
 from lightning_resilience.adapters.private_filesystem import plain_url
 from lightning_resilience.adapters.storage import is_local
@@ -81,11 +80,10 @@ def hook_background(
         (asynchronous, "save_checkpoint", background.hand_over),
         (asynchronous, "load_checkpoint", background.load),
         (inner, "save_checkpoint", background.write),
+        (strategy, "load_checkpoint", background.load_together),
         (strategy, "on_exception", background.take_note),
         (strategy, "teardown", background.tear_down),
     ]
-    if loads_through_io(trainer):
-        hooks.append((strategy, "load_checkpoint", background.load_together))
     for owner, name, hook in hooks:
         patches.replace(owner, name, partial(hook, getattr(owner, name)))
     return background
