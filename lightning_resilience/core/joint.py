@@ -29,7 +29,13 @@ from lightning_resilience.core.breaker_record import BreakerState, passes
 from lightning_resilience.core.muster import lost_error, named
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
-from lightning_resilience.core.validation import check_choice, check_less, check_seconds, option
+from lightning_resilience.core.validation import (
+    check_choice,
+    check_less,
+    check_seconds,
+    check_whole,
+    option,
+)
 from lightning_resilience.errors import (
     BudgetExhaustedError,
     CircuitOpenError,
@@ -51,6 +57,7 @@ __all__ = [
     "GateDecision",
     "GateVerdict",
     "JointConfig",
+    "advice_for",
     "conflict_error",
     "decide_final",
     "decide_gate",
@@ -80,6 +87,8 @@ class JointConfig:
             ``joint_timeout_s`` and then raise, or ``raise`` at once.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds,
             > 0. None takes 30, or after SIGUSR1 as long as SLURM's job still has.
+        max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
+            unfinished, ≥ 1; another one waits.
 
     Raises:
         ConfigError: An option is out of range or contradicts another.
@@ -94,11 +103,15 @@ class JointConfig:
     termination_grace_s: float | None = option(
         None, why="until SLURM's end of the job, or 30 s, which it and torchrun leave by default"
     )
+    max_pending_saves: int = option(
+        2, why="one is written while the next one waits; each is a copy of the checkpoint in memory"
+    )
 
     def __post_init__(self) -> None:
         for name in ("joint_timeout_s", "joint_beat_s", "termination_grace_s"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
+        check_whole("max_pending_saves", self.max_pending_saves, minimum=1)
         check_choice("on_outage", self.on_outage, choices=("wait", "fail"))
         check_choice("on_store_loss", self.on_store_loss, choices=("wait", "raise"))
         if self.joint_timeout_s is not None and self.joint_beat_s is not None:
@@ -271,6 +284,11 @@ _ADVICE_OTHERWISE = (
 )
 
 
+def advice_for(failure: FailureClass) -> str:
+    """Return what a user is to do about a failure of storage, in a sentence."""
+    return _ADVICE.get(failure, _ADVICE_OTHERWISE)
+
+
 def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     """Return the error that every rank raises for a verdict, or None where all went well.
 
@@ -292,7 +310,7 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     message = (
         f"{final.op} of {final.subject} failed on all ranks (joint operation {seq}). "
         f"First cause, {failure.value}, on rank {final.first_rank}{attempts}: "
-        f"{final.error.rstrip('.')}.{others} {_ADVICE.get(failure, _ADVICE_OTHERWISE)}"
+        f"{final.error.rstrip('.')}.{others} {advice_for(failure)}"
     )
     return JointError(
         message, op=final.op, seq=seq, outcome=failure.value, first_rank=final.first_rank

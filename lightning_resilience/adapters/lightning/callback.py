@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.background import hook_background
 from lightning_resilience.adapters.lightning.boundary import Boundary
 from lightning_resilience.adapters.lightning.deferral import defer
 from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
@@ -88,6 +89,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds:
             what no longer fits is not begun. None (default) takes what SLURM says, or 30.
+        max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
+            unfinished, ≥ 1; another one waits, on all ranks. None (default) takes 2.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
             ``torch.distributed.Store``, or None for the server behind the default process group.
         run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
@@ -121,6 +124,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         on_outage: str | None = None,
         on_store_loss: str | None = None,
         termination_grace_s: float | None = None,
+        max_pending_saves: int | None = None,
         store: SharedStore | Store | str | None = None,
         run_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -148,6 +152,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             on_outage=on_outage,
             on_store_loss=on_store_loss,
             termination_grace_s=termination_grace_s,
+            max_pending_saves=max_pending_saves,
         )
         check_relations(
             self._options.retry,
@@ -207,6 +212,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
             self._hook(trainer, self._session, saving)
+            self._session.background = hook_background(
+                trainer, self._session, self._patches, limit=self._joint.max_pending_saves
+            )
             if stage == "fit":
                 hook_checkpoint_callbacks(trainer, self._session, self._patches)
                 self._hook_boundary(trainer, self._session)
@@ -293,6 +301,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._boundary = Boundary(trainer, session, termination=termination, patches=patches)
         stopping = Stopping(trainer, session, termination=termination, patches=patches)
         self._boundary.on(AgendaKind.STOP, stopping)
+        if session.background is not None:
+            session.background.report_at(self._boundary)
 
     def _close(self) -> None:
         session, self._session = self._session, None

@@ -35,6 +35,7 @@ from lightning_resilience.protocols.joint_verdict import someone_left
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.lightning.background import Background
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
     from lightning_resilience.adapters.lightning.failing import Failing
     from lightning_resilience.adapters.lightning.work import Work
@@ -65,6 +66,7 @@ class Session:
     Attributes:
         failing: What this rank tells and knows of ranks that leave; None where it is the only one.
         place: Tells where in training the next joint operation is.
+        background: What is written in the background; None where nothing is.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Session:
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
         self.failing: Failing | None = None
         self.place: Callable[[], str] = str
+        self.background: Background | None = None
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
@@ -222,14 +225,14 @@ class Session:
         return result.final.detail == str(True)
 
     def on_rank_zero(
-        self, op: str, url: str, work: Callable[[CancelToken], Any], *, kind: str
+        self, op: str, url: str, work: Callable[[CancelToken], Any], **how: Any
     ) -> FinalRecord:
-        """Do ``work`` on rank 0 while the others wait on the shared store.
+        """Do ``work`` on rank 0 while the others wait on the shared store; ``how``: see ``by_all``.
 
         Raises:
             JointError: The same on every rank.
         """
-        return self._joint(op, url, Asked(self.storage, url, work), kind=kind).final
+        return self._joint(op, url, Asked(self.storage, url, work), **how).final
 
     def _joint(self, op: str, url: str, work: Work | None, **how: Any) -> JointResult:
         self._seq += 1
@@ -253,9 +256,8 @@ class Session:
             done = self.alone.run(op, work, kind=kind)
         else:
             done = self.driver.run(hand_over(work, self.driver.clock.now_s()))
-        return JointResult(
-            final=FinalRecord(op=op, detail=_detail(op, done), writer=""), value=done
-        )
+        final = FinalRecord(op=op, detail=_detail(op, done), writer="")
+        return JointResult(final=final, value=done)
 
     def _together(
         self,
@@ -349,7 +351,8 @@ class Session:
             self._remove_the_rest()
         finally:
             self._removals.clear()
-            self._let_go()
+            self.driver.close()
+            self.driver.store.close()
 
     def _remove_the_rest(self) -> None:
         # Nobody waits here: a run that has ended, maybe by an exception, must end. So each removal
@@ -379,10 +382,6 @@ class Session:
     def _tell_what_is_left(self, why: str) -> None:
         left = ", ".join(redacted(removal.url) for removal in self._removals)
         _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
-
-    def _let_go(self) -> None:
-        self.driver.close()
-        self.driver.store.close()
 
 
 def _detail(op: str, done: Guarded) -> str:
