@@ -1,10 +1,10 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""A shared store in memory that counts what it is asked, and that may be away."""
+"""A shared store that counts what it is asked, and that may be away."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.runtime.memory import MemoryStore
@@ -12,6 +12,8 @@ from lightning_resilience.runtime.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lightning_resilience.ports import SharedStore
 
 
 __all__ = ["CountedStore", "Outage"]
@@ -42,12 +44,12 @@ class CountedStore:
     """A ``SharedStore``; its watchers count and fail with it.
 
     Args:
-        inner: Where the data are; an empty store by default.
+        inner: Where the data are; an empty store in memory by default.
         outage: What counts and fails.
     """
 
-    def __init__(self, inner: MemoryStore | None = None, outage: Outage | None = None) -> None:
-        self._inner = inner or MemoryStore()
+    def __init__(self, inner: SharedStore | None = None, outage: Outage | None = None) -> None:
+        self._inner: Any = inner or MemoryStore()
         self.outage = outage or Outage()
 
     @property
@@ -58,12 +60,12 @@ class CountedStore:
     def get(self, key: str) -> bytes | None:
         """See the port."""
         self.outage.note("get")
-        return self._inner.get(key)
+        return cast("bytes | None", self._inner.get(key))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """See the port."""
         self.outage.note("multi_get")
-        return self._inner.multi_get(keys)
+        return cast("list[bytes | None]", self._inner.multi_get(keys))
 
     def set(self, key: str, value: bytes) -> None:
         """See the port."""
@@ -73,22 +75,22 @@ class CountedStore:
     def delete(self, key: str) -> bool:
         """See the port."""
         self.outage.note("delete")
-        return self._inner.delete(key)
+        return bool(self._inner.delete(key))
 
     def compare_and_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """See the port."""
         self.outage.note("compare_and_set")
-        return self._inner.compare_and_set(key, expected, desired)
+        return bytes(self._inner.compare_and_set(key, expected, desired))
 
     def add(self, key: str, amount: int) -> int:
         """See the port."""
         self.outage.note("add")
-        return self._inner.add(key, amount)
+        return int(self._inner.add(key, amount))
 
     def wait_for(self, key: str, timeout_s: float) -> bool:
         """See the port."""
         self.outage.note("wait_for")
-        return self._inner.wait_for(key, timeout_s)
+        return bool(self._inner.wait_for(key, timeout_s))
 
     def watcher(self) -> CountedStore:
         """See the port."""

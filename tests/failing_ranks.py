@@ -76,11 +76,15 @@ def failed_at_s(running: Running, rank: int) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith("failing_at "))
 
 
+def incidents_in(port: int) -> list[dict[str, Any]]:
+    """Read the incidents from the store that the ranks have shared."""
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    return [json.loads(store.get(key)) for key in store.list_keys() if "/incident/" in key]
+
+
 def incident_in(port: int) -> dict[str, Any]:
     """Read the one incident from the store that the ranks have shared."""
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    (key,) = (name for name in store.list_keys() if "/incident/" in name)
-    found: dict[str, Any] = json.loads(store.get(key))
+    (found,) = incidents_in(port)
     return found
 
 
@@ -99,4 +103,5 @@ __all__ = [
     "fail",
     "failed_at_s",
     "incident_in",
+    "incidents_in",
 ]

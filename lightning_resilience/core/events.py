@@ -270,7 +270,7 @@ class GateDecided(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkAwaited(Event):
-    """This rank is waiting for other ranks' part of a joint operation. Emitted again and again."""
+    """This rank is waiting for others in a joint operation. Emitted again and again."""
 
     op: str
     seq: int
@@ -292,7 +292,7 @@ class VerdictReached(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksLost(Event):
-    """Ranks were silent for longer than the bound; the operation's verdict names them."""
+    """Ranks were silent for too long, or did not come; the operation's verdict names them."""
 
     op: str
     seq: int

@@ -13,7 +13,8 @@ because training is lock-step. Two decisions are taken for all ranks:
 Both are written by one compare-and-set, so this module never needs to know who else is deciding.
 
 Silence counts, not duration: a rank is lost when its ``arrived`` or ``beat`` key has not *changed*
-for ``joint_timeout_s`` on the observer's clock, so that a long save in progress never is.
+for ``joint_timeout_s`` on the observer's clock, so that a long save in progress never is. So is one
+that has not come by then (``core.muster``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lightning_resilience.core.breaker_record import BreakerState, passes
+from lightning_resilience.core.muster import lost_error, named
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
 from lightning_resilience.core.pausing import AT_SAVE_POINTS
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
@@ -56,6 +58,7 @@ __all__ = [
     "GateDecision",
     "GateVerdict",
     "JointConfig",
+    "advice_for",
     "conflict_error",
     "decide_final",
     "decide_gate",
@@ -85,6 +88,8 @@ class JointConfig:
             ``joint_timeout_s`` and then raise, or ``raise`` at once.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds,
             > 0. None takes 30, or after SIGUSR1 as long as SLURM's job still has.
+        max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
+            unfinished, ≥ 1; another one waits.
         pause_training: When all ranks wait for an ill storage: ``at_save_points``, where they need
             it, or between two steps, looking after every so many, ≥ 1.
 
@@ -101,6 +106,9 @@ class JointConfig:
     termination_grace_s: float | None = option(
         None, why="until SLURM's end of the job, or 30 s, which it and torchrun leave by default"
     )
+    max_pending_saves: int = option(
+        2, why="one is written while the next one waits; each is a copy of the checkpoint in memory"
+    )
     pause_training: str | int = option(
         AT_SAVE_POINTS, why="storage is needed there; k looks after every k steps as well"
     )
@@ -109,6 +117,7 @@ class JointConfig:
         for name in ("joint_timeout_s", "joint_beat_s", "termination_grace_s"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
+        check_whole("max_pending_saves", self.max_pending_saves, minimum=1)
         check_choice("on_outage", self.on_outage, choices=("wait", "fail"))
         check_choice("on_store_loss", self.on_store_loss, choices=("wait", "raise"))
         if isinstance(self.pause_training, str):
@@ -231,6 +240,7 @@ def decide_final(
     outcomes: Sequence[OutcomeRecord],
     *,
     lost_ranks: Sequence[int] = (),
+    absent_ranks: Sequence[int] = (),
     silent_s: float = 0.0,
 ) -> FinalRecord:
     """Merge the outcomes of all ranks that had work into one verdict.
@@ -238,7 +248,9 @@ def decide_final(
     Args:
         terms: The record to complete: it says what the operation is, who works, and who writes.
         outcomes: What the workers reported.
-        lost_ranks: Workers that reported nothing and were silent for too long.
+        lost_ranks: Ranks that were silent for too long: workers that have reported nothing, and
+            ranks that have not come.
+        absent_ranks: Those of them that have not come.
         silent_s: For how long, in seconds.
 
     Returns:
@@ -247,7 +259,7 @@ def decide_final(
     """
     reports = list(outcomes)
     for rank in lost_ranks:
-        error = f"rank {rank} gave no sign of life for {silent_s:.1f} s"
+        error = lost_error(rank, is_absent=rank in absent_ranks, silent_s=silent_s)
         reports.append(OutcomeRecord(rank=rank, failure=FailureClass.LOST.value, error=error))
     if not reports:
         return terms
@@ -282,6 +294,11 @@ _ADVICE_OTHERWISE = (
 )
 
 
+def advice_for(failure: FailureClass) -> str:
+    """Return what a user is to do about a failure of storage, in a sentence."""
+    return _ADVICE.get(failure, _ADVICE_OTHERWISE)
+
+
 def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     """Return the error that every rank raises for a verdict, or None where all went well.
 
@@ -294,9 +311,7 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     if not final.failure:
         return None
     failure = FailureClass(final.failure)
-    others = ""
-    if len(final.lost_ranks) > 1:
-        others = f" Silent ranks: {', '.join(map(str, final.lost_ranks))}."
+    others = f" Lost ranks: {named(final.lost_ranks)}." if len(final.lost_ranks) > 1 else ""
     attempts = (
         f" after {final.attempts} attempt{'s' if final.attempts > 1 else ''}"
         if final.attempts
@@ -305,7 +320,7 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     message = (
         f"{final.op} of {final.subject} failed on all ranks (joint operation {seq}). "
         f"First cause, {failure.value}, on rank {final.first_rank}{attempts}: "
-        f"{final.error.rstrip('.')}.{others} {_ADVICE.get(failure, _ADVICE_OTHERWISE)}"
+        f"{final.error.rstrip('.')}.{others} {advice_for(failure)}"
     )
     return JointError(
         message, op=final.op, seq=seq, outcome=failure.value, first_rank=final.first_rank
@@ -313,23 +328,25 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
 
 
 def conflict_error(
-    found: GateRecord, *, op: str, digest: str, seq: int, rank: int
+    found: GateRecord | FinalRecord, *, op: str, digest: str, seq: int, rank: int
 ) -> JointError | None:
     """Return the error for two different operations at the same number, or None where they are one.
 
     Args:
-        found: The gate's record.
+        found: The gate's record, or where that was lost the verdict, whose writer has no name.
         op: What this rank is about to do.
-        digest: Digest of its arguments.
+        digest: Where in training, in words.
         seq: Sequence number.
         rank: This rank.
     """
     if (found.op, found.digest) == (op, digest):
         return None
+    other = getattr(found, "rank", None)
+    who = "another rank" if other is None else f"rank {other}"
     if found.op != op:
-        difference = f"rank {found.rank} does {found.op!r}, rank {rank} does {op!r}"
+        difference = f"{who} does {found.op!r}, rank {rank} does {op!r}"
     else:
-        difference = f"ranks {found.rank} and {rank} both do {op!r}, with different arguments"
+        difference = f"{who} does {op!r} at {found.digest}, rank {rank} at {digest}"
     message = (
         f"The ranks are not in lock-step at joint operation {seq}: {difference}. "
         "Every rank has to call save_checkpoint and the like, in the same order; a call "
@@ -340,7 +357,7 @@ def conflict_error(
         op=op,
         seq=seq,
         outcome=FailureClass.PERMANENT.value,
-        first_rank=min(found.rank, rank),
+        first_rank=rank if other is None else min(other, rank),
     )
 
 

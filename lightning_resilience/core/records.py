@@ -215,8 +215,9 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
         error: That rank's error.
         detail: That rank's detail, or the lowest worker's where all went well.
         subject: What the operation is about, as the writer sees it: the same in all ranks' errors.
+        digest: Where in training the writer is; whoever is elsewhere has not succeeded.
         workers: Ranks that had work.
-        lost_ranks: Ranks that were silent for too long.
+        lost_ranks: Ranks that were silent for too long, or have not come.
         attempts: Attempts of the rank named.
         is_open: Whether this is the ballot, and there is no verdict yet.
         is_draft: Whether it is a ballot that no verdict may replace yet.
@@ -230,6 +231,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
     detail: str = ""
     subject: str = ""
+    digest: str = ""
     workers: tuple[int, ...] = ()
     lost_ranks: tuple[int, ...] = ()
     attempts: _Count = 0

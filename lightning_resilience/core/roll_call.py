@@ -9,8 +9,9 @@ verdict that is gone. Then no verdict is made up: two ranks would return differe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from lightning_resilience.core.muster import named
 from lightning_resilience.core.records import FinalRecord
 from lightning_resilience.errors import JointUnavailableError
 
@@ -27,8 +28,6 @@ __all__ = [
     "replaced_error",
     "spoiled",
 ]
-
-_MOST_NAMED: Final = 8
 
 
 def replaced_error(op: str, *, seq: int, rank: int, absent: Sequence[int]) -> JointUnavailableError:
@@ -50,9 +49,7 @@ def replaced_error(op: str, *, seq: int, rank: int, absent: Sequence[int]) -> Jo
 
 
 def _plural(ranks: Sequence[int]) -> str:
-    named = ", ".join(str(rank) for rank in ranks[:_MOST_NAMED])
-    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-    return f"s {named}{more}" if len(ranks) > 1 else f" {named}"
+    return f"s {named(ranks)}" if len(ranks) > 1 else f" {named(ranks)}"
 
 
 def spoiled(op: str, *, absent: Sequence[int], writer: str) -> FinalRecord:

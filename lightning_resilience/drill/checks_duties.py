@@ -218,7 +218,12 @@ class LostRanks(Check):
     ) -> None:
         facts, timeout_s = self.facts, self.scenario.workload.joint_timeout_s
         operation = lost.operation
-        if not lost.is_alive or operation is None or operation.number != number:
+        if not lost.is_alive or operation is None or not operation.is_joint:
+            return
+        if operation.number != number:
+            return
+        if (now_s - operation.began_at_s) * self.scenario.clocks.rate < timeout_s / 2:
+            # It was taken for one that does not come, and has come too late, maybe just now.
             return
         since_s = now_s - _SIGNS_PER_TIMEOUT * timeout_s * self.scenario.clocks.rate
         if facts.stood_still(lost, since_s) or facts.had_trouble(lost, since_s):

@@ -1,10 +1,12 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""I8: no two ranks return different verdicts of a joint operation.
+"""I8: no two ranks return different verdicts, and none returns a success without all the others.
 
 A verdict is a key that is written once, so it is in the store before anybody returns it; the one
 exception is a gate that refuses everybody at once, whose own record says so. Whoever raises instead
-that it could not learn the verdict is named by its error, and had no way to the store.
+that it could not learn the verdict is named by its error, and had no way to the store. A success
+has every rank in it, also those without work; a failure is one of a rank that works, is lost, or
+has met another at another place in training.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from lightning_resilience.core.joint import error_of
 from lightning_resilience.core.records import FinalRecord, GateRecord
 from lightning_resilience.core.roll_call import is_spoiled
 from lightning_resilience.drill.facts import EPSILON_S, Check
+from lightning_resilience.drill.scenario import Stray
 from lightning_resilience.errors import JointError, JointUnavailableError
 
 
 if TYPE_CHECKING:
     from lightning_resilience.drill.facts import Facts
     from lightning_resilience.drill.process import Operation, Process
+    from lightning_resilience.drill.scenario import Scenario
 
 
-__all__ = ["OneVerdict"]
+__all__ = ["OneVerdict", "is_mismatch"]
 
 _SIGNS: Final = frozenset({"arrived", "beat"})
 _WRITE_ONCE: Final = frozenset({"final", "gate"})
@@ -42,6 +46,7 @@ class _Joint:
         gates: Writers of the gates.
         refusals: Reasons of gates that refuse.
         returned: The verdict that was returned first, and by whom.
+        place: Where in training that process was.
         error: What was raised first for it.
     """
 
@@ -49,6 +54,7 @@ class _Joint:
     gates: list[str] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     returned: tuple[FinalRecord, Process] | None = None
+    place: str = ""
     error: tuple[str, Process] | None = None
 
 
@@ -66,6 +72,10 @@ class OneVerdict(Check):
         self._joints: dict[tuple[str, int], _Joint] = {}
         # When each rank has last shown that it lives.
         self._signs: dict[tuple[str, int], float] = {}
+        # The highest operation to which each rank has come, and to which it had when a process has
+        # last looked, with the operation in which that looked.
+        self._come: dict[tuple[str, int], int] = {}
+        self._seen: dict[tuple[str, int], tuple[int, int]] = {}
         self._began_s: dict[str, float] = {}
         self._before_s: dict[str, float] = {}
         self._timeout_s = self.scenario.workload.joint_timeout_s
@@ -87,6 +97,9 @@ class OneVerdict(Check):
             self._removed(process, part, number)
         elif part in _SIGNS:
             self._signs[incarnation, number] = now_s
+            if part == "arrived":
+                come = self._come.get((incarnation, number), 0)
+                self._come[incarnation, number] = max(come, int(raw))
         elif part in _WRITE_ONCE:
             self._decided(process, (incarnation, number), part, raw=raw, before=before)
 
@@ -109,7 +122,7 @@ class OneVerdict(Check):
         else:
             if before is None or self.decoded(FinalRecord, part, before).is_draft:
                 self.fail(f"{process.name} makes a verdict where there is no ballot")
-            self._verdict(process, joint, operation[0], raw=raw)
+            self._verdict(process, joint, operation, raw=raw)
 
     def _ballot(self, process: Process, *, raw: bytes, before: bytes | None) -> None:
         ballot = self.decoded(FinalRecord, "final", raw)
@@ -135,27 +148,57 @@ class OneVerdict(Check):
         if gate.verdict == "fail":
             joint.refusals.append(gate.writer)
 
-    def _verdict(self, process: Process, joint: _Joint, incarnation: str, *, raw: bytes) -> None:
+    def _verdict(
+        self, process: Process, joint: _Joint, operation: tuple[str, int], *, raw: bytes
+    ) -> None:
         final = self.decoded(FinalRecord, "final", raw)
         if not process.wrote(final.writer) and final.writer not in joint.refusals:
             self.fail(f"{process.name} signs a verdict as {final.writer!r}")
         is_refusal = final.writer in joint.refusals
-        if final.failure and final.first_rank not in final.workers and not is_refusal:
+        has_part = final.first_rank in {*final.workers, *final.lost_ranks} or is_refusal
+        if final.failure and not has_part and not is_mismatch(final, self.scenario):
             self.fail(
                 f"{process.name} says that rank {final.first_rank} has failed, which has no work, "
                 "and no gate of its that refuses was ever written"
             )
         joint.finals.append(final)
+        if not final.failure:
+            self._must_be_there(process, operation)
         for rank in final.lost_ranks:
-            self._must_be_silent(process, incarnation, rank)
+            self._must_be_silent(process, operation, rank)
 
     def _is_ballot(self, part: str, raw: bytes) -> bool:
         return part == "final" and self.decoded(FinalRecord, part, raw).is_open
 
-    def _must_be_silent(self, process: Process, incarnation: str, rank: int) -> None:
-        operation = process.operation
-        began_at_s = 0.0 if operation is None else operation.began_at_s
-        since_s = max(began_at_s, self._signs.get((incarnation, rank), 0.0))
+    def _must_be_there(self, process: Process, operation: tuple[str, int]) -> None:
+        incarnation, number = operation
+        for rank in range(self.scenario.ranks):
+            come = self._come.get((incarnation, rank), 0)
+            if come < number:
+                self.fail(
+                    f"{process.name} tells that joint operation {number} went well, and rank "
+                    f"{rank} has not come to it: it was last at {come}"
+                )
+
+    def read(self, now_s: float, process: Process, key: str) -> None:
+        """Note where a process sees another rank."""
+        del now_s
+        if key.startswith(self._prefix) and "/arrived/" in key:
+            rank, own = int(key.rpartition("/")[2]), process.operation
+            # Also where the store has lost it: whoever has come is not absent.
+            come = self._come.get((str(process.incarnation), rank), 0)
+            self._seen[process.name, rank] = (0 if own is None else own.number, come)
+
+    def _must_be_silent(self, process: Process, operation: tuple[str, int], rank: int) -> None:
+        incarnation, number = operation
+        own = process.operation
+        since_s = 0.0 if own is None else own.began_at_s
+        looked_in, come = self._seen.get((process.name, rank), (0, 0))
+        if looked_in != number:
+            come = self._come.get((incarnation, rank), 0)
+        if come >= number:
+            # It has come, so what it shows counts. One that has not may be busy elsewhere.
+            since_s = max(since_s, self._signs.get((incarnation, rank), 0.0))
         silent_s = (self.world.agenda.now_s - since_s) * process.host.clock.rate
         if silent_s < self._timeout_s - EPSILON_S and not self.scenario.store.late_requests:
             self.fail(
@@ -213,11 +256,16 @@ class OneVerdict(Check):
             )
         first = joint.returned
         if first is None:
-            joint.returned = (final, process)
+            joint.returned, joint.place = (final, process), operation.place
         elif first[0] != final:
             self.fail(
                 f"{process.name} returns {_short(final)} of joint operation {operation.number}, "
                 f"{first[1].name} returned {_short(first[0])}"
+            )
+        elif not final.failure and operation.place != joint.place:
+            self.fail(
+                f"joint operation {operation.number} goes well for {process.name} at "
+                f"{operation.place}, and for {first[1].name} at {joint.place}"
             )
         expected, error = error_of(final, seq=operation.number), operation.error
         if isinstance(error, JointError) or (error is None and expected is not None):
@@ -240,6 +288,12 @@ class OneVerdict(Check):
         oldest = next(iter(self._joints))
         if oldest != present:
             del self._joints[oldest]
+
+
+def is_mismatch(final: FinalRecord, scenario: Scenario) -> bool:
+    """Tell whether a verdict is that ranks are not in lock-step, and some are not."""
+    strays = any(isinstance(fault, Stray) for fault in scenario.faults)
+    return strays and "not in lock-step" in final.error
 
 
 def _is_in(process: Process, number: int) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.records import FinalRecord, GateRecord, OutcomeRecord
+from lightning_resilience.drill.checks_joint import is_mismatch
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.process import WORKER
 
@@ -201,6 +202,9 @@ class HonestVerdicts(_Outcomes):
 
     def _failed(self, process: Process, work: _Work, final: FinalRecord) -> None:
         first = final.first_rank
+        if is_mismatch(final, self.scenario):
+            # Whoever has met another operation says so before it works.
+            return
         if first not in final.lost_ranks:
             report = work.reports.get(first)
             if report is None or report.failure != final.failure:

@@ -348,14 +348,15 @@ def nobody_keeps_a_slot(keys: tuple[str, ...]) -> EndCheck:
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def verdict_is_written_once(key: str) -> Check:
+def verdict_is_written_once(key: str, *, arrived: tuple[str, ...]) -> Check:
     """Return the check that a verdict never changes, and that nobody returns another one.
 
     What lies there before is an open ballot. Where the store has lost a verdict, those who return
-    one at all still return the same.
+    one at all still return the same. A success is only where all have come.
 
     Args:
         key: The verdict's key.
+        arrived: Keys of all ranks, where each writes the operation's number, 1.
     """
 
     def check(step: Step) -> str:
@@ -365,6 +366,10 @@ def verdict_is_written_once(key: str) -> Check:
         is_decided = before is not None and not before.is_open
         if is_decided and raw_before != raw_after and step.actor is not None:
             return f"{step.choice.who} changed the verdict from {before} to {after}"
+        if raw_before != raw_after and after is not None and not (after.is_open or after.failure):
+            absent = [name for name in arrived if step.after.values.get(name) != b"1"]
+            if absent:
+                return f"{step.choice.who} told a success without {absent}"
         returned = [
             (process.name, process.result)
             for process in step.after.processes

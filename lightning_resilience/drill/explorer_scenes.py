@@ -286,6 +286,7 @@ def verdict(
     *,
     workers: tuple[int, ...],
     cast: tuple[Mapping[str, Any], ...],
+    absent: int = 0,
     is_gated: bool = False,
     **numbers: Any,  # noqa: ANN401 - fields of a scene
 ) -> Scene:
@@ -294,10 +295,11 @@ def verdict(
     Args:
         workers: Ranks that have work.
         cast: For each rank, options of its ``Cast``.
+        absent: How many ranks there are besides, who never come.
         is_gated: Whether they find the circuit open, and wait for it first.
         **numbers: Fields of the scene.
     """
-    ranks = len(cast)
+    ranks = len(cast) + absent
     # As all ranks do before the first of them begins: the launcher starts them together.
     enlisted = {KEYS.joint("arrived", rank): b"0" for rank in range(ranks)}
     gate = (checks.breaker_is_sound(RECORD, TIGHT), checks.one_probe_a_claim(RECORD))
@@ -306,13 +308,18 @@ def verdict(
     ]
     return Scene(
         **{
-            "name": f"{len(workers)} of {ranks} save" + " at an open gate" * is_gated,
+            "name": f"{len(workers)} of {ranks} save"
+            + " at an open gate" * is_gated
+            + f", and {absent} are absent" * bool(absent),
             "cast": tuple(
                 Cast(**{"name": who, "program": program, "clock_s": 1000.0, **options})
                 for who, program, options in zip(_NAMES, programs, cast, strict=False)
             ),
             "values": {**enlisted, **(_opened() if is_gated else {})},
-            "checks": (checks.verdict_is_written_once(_FINAL), *(gate if is_gated else ())),
+            "checks": (
+                checks.verdict_is_written_once(_FINAL, arrived=tuple(enlisted)),
+                *(gate if is_gated else ()),
+            ),
             "end_checks": (checks.all_learn_one_verdict,),
             **numbers,
         }

@@ -88,6 +88,7 @@ class Operation:
         number: Its number among the process's operations; of a joint one, the sequence number.
 
     Attributes:
+        place: Where in the process's training it is, in words.
         began_at_s: When it began, on the virtual clock.
         ended_at_s: When it ended, or None.
         attempts: Requests for which it has come to storage so far.
@@ -99,6 +100,7 @@ class Operation:
     process: Process
     kind: str
     number: int
+    place: str = ""
     began_at_s: float = 0.0
     ended_at_s: float | None = None
     attempts: int = 0

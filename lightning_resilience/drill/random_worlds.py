@@ -14,12 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar, cast, get_args
 
-import msgspec
-
 from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.drill.random_joints import seconds as _seconds, with_joint_work
 from lightning_resilience.drill.scenario import (
     Brownout,
     BrownoutFailure,
@@ -32,8 +31,6 @@ from lightning_resilience.drill.scenario import (
     Outage,
     OutageFailure,
     Pause,
-    Refusal,
-    RefusalError,
     Scenario,
     Storage,
     StoragePartition,
@@ -65,8 +62,6 @@ _SIZES: Final = (
 )
 _MOST_HOSTS: Final = 8
 _KINDS: Final[tuple[Kind, ...]] = ("single", "collective", "joint")
-# Worlds in which all ranks work together as well, out of one.
-_LOADING: Final = 0.3
 # How many faults, and how often of twenty times. A crash may bring a restart with it.
 _COUNTS: Final = ((0, 1), (1, 4), (2, 5), (3, 5), (4, 3), (5, 2))
 # Two hosts then differ by 1.44 at most; leases allow for 1.5.
@@ -111,17 +106,12 @@ def random_scenario(seed: int) -> Scenario:
         faults=_faults(chance, ranks=ranks, hosts=hosts, workload=workload),
     )
     # Drawn last, so that the worlds without one are what they were before there were any.
-    return _with_load(chance, scenario) if chance.random() < _LOADING else scenario
+    return with_joint_work(chance, scenario)
 
 
 def _weighted(chance: Random, choices: Sequence[tuple[_T, int]]) -> _T:
     values, weights = zip(*choices, strict=True)
     return cast("_T", chance.choices(values, weights)[0])
-
-
-def _seconds(chance: Random, least: float, most: float) -> float:
-    # A millisecond is all that anything here depends on, and reads well in a file.
-    return round(chance.uniform(least, most), 3)
 
 
 def _clocks(chance: Random) -> Clocks:
@@ -234,31 +224,6 @@ def _admission(chance: Random) -> AdmissionConfig:
     return AdmissionConfig(
         slot_lease_s=round(3 * beat_every_s + chance.uniform(0.5, 4), 3),
         beat_every_s=beat_every_s,
-    )
-
-
-def _with_load(chance: Random, scenario: Scenario) -> Scenario:
-    kinds = list(scenario.workload.kinds)
-    if "joint" in kinds and chance.choice((False, True)):
-        kinds = ["load" if kind == "joint" else kind for kind in kinds]
-    else:
-        kinds.insert(chance.randint(0, len(kinds)), "load")
-    workload = msgspec.structs.replace(scenario.workload, kinds=tuple(kinds))
-    refusals = [_refusal(chance, scenario) for _ in range(chance.choice((0, 0, 1, 2)))]
-    faults = sorted((*scenario.faults, *refusals), key=lambda fault: fault.at_s)
-    return msgspec.structs.replace(scenario, workload=workload, faults=tuple(faults))
-
-
-def _refusal(chance: Random, scenario: Scenario) -> Refusal:
-    work = scenario.workload
-    # Long enough for whoever comes late, and not before the last round is over.
-    start_s = chance.randrange(work.rounds) * work.every_s
-    most = chance.choice((1, scenario.ranks))
-    return Refusal(
-        at_s=round(max(0.0, start_s + chance.uniform(-1, 1)), 3),
-        for_s=_seconds(chance, 1, 20),
-        ranks=tuple(sorted(chance.sample(range(scenario.ranks), chance.randint(1, most)))),
-        error=chance.choice(get_args(RefusalError)),
     )
 
 

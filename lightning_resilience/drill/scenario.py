@@ -48,6 +48,7 @@ __all__ = [
     "Store",
     "StoreGone",
     "StorePartition",
+    "Stray",
     "Workload",
 ]
 
@@ -187,8 +188,7 @@ class Brownout(_Fault, frozen=True, kw_only=True, tag="brownout"):
 class Refusal(_Fault, frozen=True, kw_only=True, tag="refusal"):
     """Storage refuses what some ranks ask for, and serves the others.
 
-    Such a failure is for good, and says nothing about the health of storage: of those that work
-    together some fail, and each in its own way.
+    Such a failure is for good: of those that work together some fail, and each in its own way.
 
     Args:
         at_s: When, in seconds.
@@ -202,6 +202,19 @@ class Refusal(_Fault, frozen=True, kw_only=True, tag="refusal"):
     error: RefusalError = "permanent"
 
 
+class Stray(_Fault, frozen=True, kw_only=True, tag="stray"):
+    """Ranks fall out of lock-step: they leave out their next joint operation, or make it twice.
+
+    Args:
+        at_s: From when, in seconds.
+        ranks: Whose.
+        twice: Whether they make it twice.
+    """
+
+    ranks: tuple[Rank, ...]
+    twice: bool = False
+
+
 class _Strike(_Fault, frozen=True, kw_only=True):
     ranks: tuple[Rank, ...]
     effects: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -213,8 +226,7 @@ class Crash(_Strike, frozen=True, kw_only=True, tag="crash"):
     Args:
         at_s: When, in seconds.
         ranks: Whose.
-        effects: How many effects a process still performs after that instant: so a fault can strike
-            between two effects that take no time.
+        effects: How many effects a process still performs after that instant, maybe in no time.
     """
 
 
@@ -292,6 +304,7 @@ Fault: TypeAlias = (
     Outage
     | Brownout
     | Refusal
+    | Stray
     | Crash
     | Pause
     | Interrupt
@@ -363,7 +376,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def _struck(scenario: Scenario) -> Iterator[tuple[str, tuple[int, ...], int]]:
     for index, fault in enumerate(scenario.faults):
-        if isinstance(fault, _Strike | Refusal):
+        if isinstance(fault, _Strike | Refusal | Stray):
             yield f"faults[{index}].ranks", fault.ranks, scenario.ranks
         elif isinstance(fault, StorePartition | StoragePartition):
             yield f"faults[{index}].hosts", fault.hosts, scenario.hosts

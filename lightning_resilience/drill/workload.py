@@ -3,7 +3,8 @@
 """What every rank of a simulated job does: rounds of guarded calls and joint operations.
 
 The programs are what the adapters make of a user's training: calls of one rank's own, calls that
-all make at the same time, joint saves on which one rank works, and joint loads, in which all do. A
+all make at the same time, joint saves on which one rank works, and joint loads, in which all do.
+Some ranks may leave one out, or make one twice, as under a condition that is not the same on all. A
 call that fails is caught, as a careful user's is; a joint operation that fails ends its rank, as an
 exception does that nobody catches.
 """
@@ -18,6 +19,7 @@ from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
 from lightning_resilience.drill.process import WORKER, Operation
+from lightning_resilience.drill.scenario import JOINT_KINDS, Stray
 from lightning_resilience.drill.storage_model import Request
 from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.circuit import Circuit, begin
@@ -31,7 +33,7 @@ from lightning_resilience.protocols.probe import Patience
 
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator
 
     from lightning_resilience.core.keys import Keys
     from lightning_resilience.drill.observer import Observers
@@ -70,6 +72,7 @@ class Job:
 
     Attributes:
         enlisted: Ranks whose setup is done.
+        strayed: Which fault has led which process out of lock-step already.
     """
 
     scenario: Scenario
@@ -78,6 +81,7 @@ class Job:
     storage: StorageModel
     observers: Observers
     enlisted: set[int] = field(default_factory=set)
+    strayed: set[tuple[int, Process]] = field(default_factory=set)
 
     def program(self, process: Process) -> Generator[Effect, Any, Any]:
         """Return what a process runs from its start to its end."""
@@ -100,13 +104,30 @@ class Job:
         for turn in range(work.rounds):
             if turn:
                 yield Sleep(work.every_s)
-            for kind in work.kinds:
+            place = 0
+            for kind in self._lived(process):
                 draw: float = yield Draw()
                 yield Sleep(draw * work.spread_s)
-                number += 1
+                number, place = number + 1, place + 1
                 operation = Operation(process=process, kind=kind, number=number)
+                operation.place = f"step {turn}, call {place}"
                 if not (yield from self._make(operation, circuit, member)):
                     return
+
+    def _lived(self, process: Process) -> Iterator[str]:
+        """Yield the operations of a round as this rank makes them."""
+        for kind in self.scenario.workload.kinds:
+            times = self._times(process) if kind in JOINT_KINDS else 1
+            yield from (kind,) * times
+
+    def _times(self, process: Process) -> int:
+        for index, fault in enumerate(self.scenario.faults):
+            if not isinstance(fault, Stray) or process.rank not in fault.ranks:
+                continue
+            if fault.at_s <= self.agenda.now_s and (index, process) not in self.strayed:
+                self.strayed.add((index, process))
+                return 2 * fault.twice
+        return 1
 
     def _all_have_begun(self) -> Protocol[bool]:
         """Wait for the setup of all ranks, which ends with a collective of the framework's."""
@@ -225,7 +246,7 @@ class Job:
         joint = Joint(
             op="save" if operation.kind == "joint" else operation.kind,
             seq=operation.number,
-            digest="",
+            digest=operation.place,
             subject=f"{operation.number}.ckpt",
             workers=(WORKER,) if operation.kind == "joint" else tuple(range(member.world_size)),
             circuit=circuit,

@@ -170,19 +170,22 @@ class World:
         match fault:
             case given.Outage() | given.Brownout() | given.Refusal():
                 return partial(self.storage.begin, fault), partial(self.storage.end, fault)
-            case given.StorePartition():
-                return partial(self._cut_off, fault, "cut_off_until_s"), _nothing
-            case given.StoragePartition():
-                return partial(self._cut_off, fault, "cut_off_from_storage_until_s"), _nothing
+            case given.StorePartition() | given.StoragePartition():
+                return partial(self._cut_off, fault), _nothing
             case given.StoreGone():
                 back = partial(self.store.come_back, empty=fault.comes_back_empty)
                 return self.store.go, back
             case given.GroupRestart():
                 return self._restart, None
+            case given.Stray():
+                # It is the ranks' own programs that do so.
+                return _nothing, None
             case _:
                 return partial(self._strike, fault), None
 
-    def _cut_off(self, fault: given.StorePartition | given.StoragePartition, way: str) -> None:
+    def _cut_off(self, fault: given.StorePartition | given.StoragePartition) -> None:
+        is_store = isinstance(fault, given.StorePartition)
+        way = "cut_off_until_s" if is_store else "cut_off_from_storage_until_s"
         for number in fault.hosts:
             host = self.hosts[number]
             setattr(host, way, max(getattr(host, way), _over_at_s(fault)))

@@ -16,6 +16,8 @@ timeout runs, and an outage may last longer than it.
   first gate (``protocols.joint_fence``): whoever is first decides, everybody reads the same.
 * A worker that ends with an exception publishes that first, then raises; also where it was
   interrupted, and also at the gate.
+* A success is told once every rank has come; one that has not by then is lost
+  (``protocols.joint_muster``).
 * A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the
   observer's own time is lost. Whoever sees that writes it into the verdict, which names the rank.
 * A rank that cannot read the verdict makes none up (``protocols.persistent``).
@@ -98,6 +100,7 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
         result = JointResult(final=final)
     else:
         result = yield from work(member, joint, part, arrival=arrival)
+    _check_place(member, joint, result.final)
     now_s: float = yield Now()
     yield Emit(
         VerdictReached(
@@ -110,6 +113,15 @@ def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointR
         )
     )
     return result
+
+
+def _check_place(member: Member, joint: Joint, final: FinalRecord) -> None:
+    """Raise where this rank has met another at another place, and a gate that said so was lost."""
+    error = core.conflict_error(
+        final, op=joint.op, digest=joint.digest, seq=joint.seq, rank=member.rank
+    )
+    if error is not None and not final.failure:
+        raise error
 
 
 def _enter(

@@ -77,12 +77,15 @@ class Joint:
     Args:
         op: Its name.
         seq: Its number; lock-step gives all ranks the same.
-        digest: Digest of its arguments; a rank with another one is not in lock-step.
+        digest: Where in training it is, in words, and nothing that may differ between ranks in
+            lock-step; a rank with another one is not.
         subject: What it is about, for errors.
         workers: Ranks that have work, in ascending order.
         circuit: The breaker of what it needs, or None.
         patience: How to wait for it.
         deadline_s: Longest time at the gate, in seconds.
+        is_lenient: Whether it succeeds without ranks that have no work and have not come: at the
+            end of a run some may have left.
     """
 
     op: str
@@ -93,6 +96,7 @@ class Joint:
     circuit: Circuit | None
     patience: Patience
     deadline_s: float
+    is_lenient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

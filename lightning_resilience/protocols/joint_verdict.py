@@ -4,15 +4,17 @@
 
 Each worker publishes its outcome before anything else can block or fail. The last one merges all of
 them into the write-once verdict and rings; should it die in between, or should a worker fall
-silent, any rank that waits does it instead. Later reports change nothing.
+silent, any rank that waits does it instead. Later reports change nothing. A success is told only
+once all ranks have come (``protocols.joint_muster``).
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core import joint as core, lease, roll_call
+from lightning_resilience.core import joint as core, lease, muster as presence, roll_call
 from lightning_resilience.core.events import RanksLost, WorkAwaited
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord, decode, encode
 from lightning_resilience.core.waiting import is_time_to_speak
@@ -42,6 +44,7 @@ from lightning_resilience.protocols.joint_fence import (
     refuse_to_guess,
     verdict_end,
 )
+from lightning_resilience.protocols.joint_muster import muster
 from lightning_resilience.protocols.joint_terms import JointResult
 
 
@@ -82,14 +85,23 @@ def work(member: Member, joint: Joint, part: Part, *, arrival: Arrival) -> Proto
         return JointResult(final=final)
     except BaseException as error:  # noqa: BLE001 - published first, then judged by the verdict
         return (yield from _failed(member, joint, part, error=error, arrival=arrival))
-    final = yield from _publish(member, joint, report, arrival=arrival, interrupted=False)
+    try:
+        final = yield from _publish(member, joint, report, arrival=arrival, interrupted=False)
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and joint.workers == (member.rank,):
+            # Interrupted while it waits for a rank that has not come: nobody knows of its report.
+            with suppress(ResilienceError):
+                yield from withdraw(member, joint, part, error=error, arrival=arrival)
+        raise
     return JointResult(final=final, value=value)
 
 
 def withdraw(
     member: Member, joint: Joint, part: Part | None, *, error: BaseException, arrival: Arrival
 ) -> Protocol[None]:
-    """Tell the others that this rank has failed at the gate.
+    """Tell the others that this rank has failed outside its work.
 
     A mismatch of operations is the verdict at once: somebody waits for what will not happen. All
     else concerns the others only where this rank has work.
@@ -196,7 +208,13 @@ def _reports(
 
 
 def _terms(joint: Joint, *, writer: str) -> FinalRecord:
-    return FinalRecord(op=joint.op, subject=joint.subject, workers=joint.workers, writer=writer)
+    return FinalRecord(
+        op=joint.op,
+        subject=joint.subject,
+        digest=joint.digest,
+        workers=joint.workers,
+        writer=writer,
+    )
 
 
 def _write_final(
@@ -206,12 +224,17 @@ def _write_final(
     *,
     arrival: Arrival,
     lost: tuple[int, ...] = (),
-    silent_s: float = 0.0,
+    absent: tuple[int, ...] = (),
 ) -> Protocol[FinalRecord]:
     writer: str = yield Nonce()
-    mine = core.decide_final(
-        _terms(joint, writer=writer), outcomes, lost_ranks=lost, silent_s=silent_s
+    decide = partial(
+        core.decide_final, _terms(joint, writer=writer), outcomes, silent_s=member.timeout_s
     )
+    mine = decide(lost_ranks=lost, absent_ranks=absent)
+    if not mine.failure:
+        # Order: before the verdict, so that whoever comes later finds that it was taken for lost.
+        absent = yield from muster(member, joint, arrival)
+        mine = decide(lost_ranks=absent, absent_ranks=absent)
     return (yield from _make_final(member, joint, arrival, mine=mine))
 
 
@@ -296,16 +319,17 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
                 yield Emit(
                     RanksLost(op=joint.op, seq=joint.seq, ranks=lost, silent_s=member.timeout_s)
                 )
+            absent = _absent(lost, silences, seq=joint.seq)
             return (
                 yield from _write_final(
-                    member,
-                    joint,
-                    outcomes,
-                    arrival=arrival,
-                    lost=lost,
-                    silent_s=member.timeout_s,
+                    member, joint, outcomes, arrival=arrival, lost=lost, absent=absent
                 )
             )
+
+
+def _absent(lost: tuple[int, ...], silences: dict[int, Silence], *, seq: int) -> tuple[int, ...]:
+    numbers = {rank: str(silences[rank].version[0]).encode() for rank in lost}
+    return presence.absent_ranks(numbers, seq=seq)
 
 
 def _lost(

@@ -25,6 +25,7 @@ from lightning_resilience.core.breaker import BreakerState, ProbeClaimed
 from lightning_resilience.core.records import encode
 from lightning_resilience.drill import explorer_checks as checks
 from lightning_resilience.drill.explored_process import Cast
+from lightning_resilience.drill.explored_programs import KEYS
 from lightning_resilience.drill.explored_world import Scene, moves, strikes, taken
 from lightning_resilience.drill.explorer import explore, replay
 from lightning_resilience.drill.explorer_scenes import (
@@ -199,6 +200,12 @@ EXPLORATIONS = {
         4_000,
         10**4,
     ),
+    "one of three saves, and the third never comes": Exploration(
+        verdict(workers=(0,), cast=(BEATING, IDLE), absent=1, depth=17),
+        4_000,
+        10**5,
+        events={"RanksLost"},
+    ),
     "both save": Exploration(verdict(workers=(0, 1), cast=(ILL, IDLE), depth=24), 8_000, 10**6),
     "two of three save": Exploration(
         verdict(workers=(0, 1), cast=(ILL, IDLE, IDLE), depth=11), 6_000, 10**5
@@ -341,7 +348,7 @@ def leave_whoever_is_in(patch: Patch) -> None:
     def wrong(permit: Any, free: bytes) -> fx.Protocol[None]:
         yield fx.Set(permit.key, free)
 
-    patch.setattr(admission, "_give_back", wrong)
+    patch.setattr(permit, "_give_back", wrong)
 
 
 def beat_whoever_is_in(patch: Patch) -> None:
@@ -412,6 +419,16 @@ def silent_ranks_are_awaited(patch: Patch) -> None:
         return ()
 
     patch.setattr(joint_verdict, "_lost", wrong)
+
+
+def nobody_is_missed(patch: Patch) -> None:
+    """A success is told to those who are there."""
+
+    def wrong(*_: Any) -> fx.Protocol[tuple[int, ...]]:
+        yield from ()
+        return ()
+
+    patch.setattr(joint_verdict, "muster", wrong)
 
 
 def nothing(_patch: Patch) -> None:
@@ -485,16 +502,20 @@ PLANTED = {
     "verdicts are made up": Planted(verdicts_are_made_up, BOTH_SAVING, "the store says"),
     "no roll is called": Planted(
         no_roll_is_called,
-        verdict(
-            workers=(0,),
-            cast=(IDLE, IDLE),
-            may_be_emptied=True,
-            most_faults=0,
-            end_checks=(),
-            depth=20,
+        only(
+            verdict(
+                workers=(0,),
+                cast=(IDLE, IDLE),
+                may_be_emptied=True,
+                most_faults=0,
+                end_checks=(),
+                depth=20,
+            ),
+            checks.verdict_is_written_once(KEYS.joint("final", 1), arrived=()),
         ),
         "returned",
     ),
+    "nobody is missed": Planted(nobody_is_missed, SAVING, "told a success without"),
     "silent ranks are awaited": Planted(
         silent_ranks_are_awaited, replace(SAVING, depth=4), "not over"
     ),

@@ -39,7 +39,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
 
 class FailsBeforeTheSave(Callback):
-    """Fails on one rank at the end of a step, when the others are in the save of that step.
+    """Fails on one rank at the end of a step, when the others are at the checkpoint of that step.
+
+    Rank 0 fails before the first question about it, any other rank right before the save: a rank
+    that has not come to the question would be waited for there.
 
     Args:
         rank: The rank.
@@ -51,7 +54,16 @@ class FailsBeforeTheSave(Callback):
         self._sign = sign
 
     def on_train_batch_end(self, trainer: Any, *_args: Any) -> None:
-        """Fail, once somebody waits."""
+        """Fail on rank 0, once somebody waits."""
+        if self._rank == 0:
+            self._fail(trainer)
+
+    def on_save_checkpoint(self, trainer: Any, *_args: Any) -> None:
+        """Fail on any other rank, once somebody waits."""
+        if self._rank != 0:
+            self._fail(trainer)
+
+    def _fail(self, trainer: Any) -> None:
         if trainer.global_rank != self._rank or trainer.global_step != 2:
             return
         until_s = time.monotonic() + HANG_S

@@ -415,15 +415,17 @@ def test_a_directory_without_metadata_is_no_checkpoint_to_any_rank(
 def test_a_background_write_of_a_gathered_checkpoint_does_not_fail_in_silence(
     kind: str, start: Callable[..., Running]
 ) -> None:
-    """These strategies forget to wait for it at the end of the fit, when its error would come."""
+    """These strategies forget to wait for it at the end of the fit; all ranks do, and raise."""
     denied = Rule(operations=("put_file",), name="step=4", error="denied")
     running = start(kind, denied, trainer={"plugins": [AsyncCheckpointIO()]})
 
-    writer, _other = running.wait()
+    writer, other = running.wait()
 
-    assert writer["error"] == "PermissionError", running.told()
+    assert writer["error"] == other["error"] == "JointError", running.told()
+    assert writer["text"] == other["text"]
+    assert writer["causes"][0] == "PermissionError: Access Denied"
     assert files(running) == {"step=2.ckpt"}
-    assert writer["patched"] == []
+    assert writer["patched"] == other["patched"] == []
 
 
 def full_on_rank_one(_trainer: Any) -> None:

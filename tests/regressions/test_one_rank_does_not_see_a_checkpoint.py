@@ -78,5 +78,5 @@ def test_one_rank_says_what_is_there(asked: str, warm_python: WarmPython, tmp_pa
 
     assert [report["code"] for report in reports] == [0, 0], running.told()
     assert [report["resumed"] for report in reports] == [path, path]
-    assert sorted(file.name for file in folder.iterdir()) == ["last.ckpt", "step=4.ckpt"]
+    assert sorted(file.name for file in folder.glob("*.ckpt")) == ["last.ckpt", "step=4.ckpt"]
     assert "this is not the checkpoint that rank 0 has chosen" in running.ranks[1].text()

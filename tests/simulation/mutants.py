@@ -897,6 +897,62 @@ _WORKERS = (
     ),
 )
 
+_LEFT_OUT = "a_save_is_left_out_on_some_ranks"
+_AWAITED = "        if watched_s >= member.timeout_s:\n"
+
+_MUSTER = (
+    Mutant(
+        name="a success is told to those who are there",
+        story="ranks without work have nothing to do with how the work has ended",
+        edits=(
+            _edit(
+                "protocols/joint_verdict.py",
+                "    if not mine.failure:\n",
+                "    if False:\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_LEFT_OUT,),
+    ),
+    Mutant(
+        name="whoever is not there at the first look is absent",
+        story="the work has taken its time, so all are there by now",
+        edits=(_edit("protocols/joint_muster.py", _AWAITED, "        if watched_s >= 0.0:\n"),),
+        found_by=("I8",),
+        scenarios=(_LEFT_OUT,),
+    ),
+    Mutant(
+        name="absent ranks are awaited for ever",
+        story="every rank comes in the end",
+        edits=(_edit("protocols/joint_muster.py", _AWAITED, "        if False:\n"),),
+        found_by=("I3",),
+    ),
+    Mutant(
+        name="who waits for absent ranks gives no sign of life",
+        story="only work takes long enough for a sign of life",
+        edits=(
+            _edit(
+                "protocols/joint_muster.py",
+                'Set(member.keys.joint("beat", member.rank), nonce.encode())',
+                "Sleep(0.0)",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+    Mutant(
+        name="two saves at one number are one, at whatever step",
+        story="lock-step gives all ranks the same number",
+        edits=(
+            _edit(
+                "core/joint.py",
+                "    if (found.op, found.digest) == (op, digest):\n",
+                "    if found.op == op:\n",
+            ),
+        ),
+        found_by=("I8",),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_RECORD,
     *_PROBE,
@@ -905,5 +961,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *_RETRIES,
     *_JOINT,
     *_WORKERS,
+    *_MUSTER,
 )
 """All of them."""

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
+from lightning_resilience.adapters.lightning.background import hook_background
 from lightning_resilience.adapters.lightning.boundary import Boundary
 from lightning_resilience.adapters.lightning.deferral import defer
 from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
@@ -92,6 +93,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds:
             what no longer fits is not begun. None (default) takes what SLURM says, or 30.
+        max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
+            unfinished, ≥ 1; another one waits, on all ranks. None (default) takes 2.
         pause_training: When all ranks wait for an ill storage. ``at_save_points`` (default): where
             they need it. A whole number k: also between two steps, where after every k-th one a
             rank finds a breaker open that it has used, so that no work is done that is kept
@@ -129,6 +132,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         on_outage: str | None = None,
         on_store_loss: str | None = None,
         termination_grace_s: float | None = None,
+        max_pending_saves: int | None = None,
         pause_training: str | int | None = None,
         store: SharedStore | Store | str | None = None,
         run_id: str | None = None,
@@ -157,6 +161,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             on_outage=on_outage,
             on_store_loss=on_store_loss,
             termination_grace_s=termination_grace_s,
+            max_pending_saves=max_pending_saves,
             pause_training=pause_training,
         )
         check_relations(
@@ -226,6 +231,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
             self._hook(trainer, self._session, saving)
+            self._session.background = hook_background(
+                trainer, self._session, self._patches, limit=self._joint.max_pending_saves
+            )
             if stage == "fit":
                 hook_checkpoint_callbacks(trainer, self._session, self._patches)
                 self._hook_boundary(trainer, self._session)
@@ -320,6 +328,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._boundary = Boundary(trainer, session, termination=termination, patches=patches)
         stopping = Stopping(trainer, session, termination=termination, patches=patches)
         self._boundary.on(AgendaKind.STOP, stopping)
+        if session.background is not None:
+            session.background.report_at(self._boundary)
         every = steps(self._joint.pause_training)
         self._pausing = Pausing(trainer, session, ask=self._boundary.ask, every=every)
         self._boundary.on(AgendaKind.PAUSE, self._pausing)

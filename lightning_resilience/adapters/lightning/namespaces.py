@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BOOKKEEPING",
     "LIST_DIRECTORY",
+    "asynchronous_io",
     "callback_bases",
     "checkpoint_callbacks",
     "checkpoint_connectors",
     "checkpoint_io_bases",
     "default_weights_only",
+    "forget_told_error",
     "innermost_wrapper",
     "is_model_checkpoint",
     "is_stock_io",
@@ -172,6 +174,25 @@ def innermost_wrapper(checkpoint_io: Any) -> Any:
     while is_wrapping_io(checkpoint_io):
         wrapper, checkpoint_io = checkpoint_io, checkpoint_io._checkpoint_io
     return wrapper
+
+
+def asynchronous_io(checkpoint_io: Any) -> Any:
+    """Return the ``AsyncCheckpointIO``, of either distribution, on a checkpoint's way; or None."""
+    while is_wrapping_io(checkpoint_io):
+        if _is_named(checkpoint_io, "AsyncCheckpointIO"):
+            return checkpoint_io
+        checkpoint_io = checkpoint_io._checkpoint_io
+    return None
+
+
+def forget_told_error(asynchronous: Any) -> None:
+    """Make an ``AsyncCheckpointIO`` forget an error that an earlier fit has ended with.
+
+    Lightning keeps it for ever, and raises it in every later fit. One that nobody was told of yet,
+    because the thread is still there, it keeps.
+    """
+    if asynchronous._executor is None:
+        asynchronous._error = None
 
 
 def saves_exceptions(callback: object) -> bool:

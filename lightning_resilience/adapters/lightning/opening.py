@@ -15,6 +15,7 @@ from lightning_resilience.adapters.lightning import namespaces
 from lightning_resilience.adapters.lightning.alone import adopt_device
 from lightning_resilience.adapters.lightning.resilient_io import STORE_TIMEOUT_S
 from lightning_resilience.adapters.lightning.session import Session
+from lightning_resilience.adapters.lightning.whereabouts import Whereabouts
 from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.config import check_relations
 from lightning_resilience.core.keys import Keys
@@ -120,6 +121,7 @@ def open_session(
         is_stopping=lambda: termination.is_pending,
         asked=asked,
     )
+    session.place = Whereabouts(lambda: trainer.global_step)
     # Order: all have enlisted before the first joint operation of any, which may be in setup.
     trainer.strategy.barrier("lightning_resilience_setup")
     return session

@@ -33,6 +33,7 @@ from lightning_resilience.protocols.joint_verdict import someone_left
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.lightning.background import Background
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
     from lightning_resilience.adapters.lightning.failing import Failing
     from lightning_resilience.adapters.lightning.work import Work
@@ -63,6 +64,8 @@ class Session:
 
     Attributes:
         failing: What this rank tells and knows of ranks that leave; None where it is the only one.
+        place: Tells where in training the next joint operation is.
+        background: What is written in the background; None where nothing is.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class Session:
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
         self.failing: Failing | None = None
+        self.place: Callable[[], str] = str
+        self.background: Background | None = None
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
@@ -219,14 +224,14 @@ class Session:
         return result.final.detail == str(True)
 
     def on_rank_zero(
-        self, op: str, url: str, work: Callable[[CancelToken], Any], *, kind: str
+        self, op: str, url: str, work: Callable[[CancelToken], Any], **how: Any
     ) -> FinalRecord:
-        """Do ``work`` on rank 0 while the others wait on the shared store.
+        """Do ``work`` on rank 0 while the others wait on the shared store; ``how``: see ``by_all``.
 
         Raises:
             JointError: The same on every rank.
         """
-        return self._joint(op, url, Asked(self.storage, url, work), kind=kind).final
+        return self._joint(op, url, Asked(self.storage, url, work), **how).final
 
     def _joint(self, op: str, url: str, work: Work | None, **how: Any) -> JointResult:
         self._seq += 1
@@ -257,9 +262,8 @@ class Session:
             done = self.alone.run(op, work, kind=kind)
         else:
             done = self.driver.run(hand_over(work, self.driver.clock.now_s()))
-        return JointResult(
-            final=FinalRecord(op=op, detail=_detail(op, done), writer=""), value=done
-        )
+        final = FinalRecord(op=op, detail=_detail(op, done), writer="")
+        return JointResult(final=final, value=done)
 
     def _together(
         self,
@@ -276,8 +280,7 @@ class Session:
         joint = Joint(
             op=op,
             seq=self._seq,
-            # Paths may hold a metric that is not the same on every rank, and only rank 0's counts.
-            digest="",
+            digest=self.place(),
             subject=redacted(url),
             workers=workers,
             circuit=breakers.joint_circuit(url, kind) if is_guarded else None,

@@ -13,7 +13,8 @@ children as the original does. Handlers that were there before Lightning's run a
 * **While nothing is hooked yet**, from ``setup`` on, a handler of the same kind is there already.
 
 A forked data-loader worker inherits the handlers, and they do nothing in it. What a background
-thread still writes waits no longer once training has failed or was told to stop.
+thread still writes waits no longer once training has failed or was told to stop, but for what all
+ranks wait for before they leave.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Termination:
         """Whether a signal has come that nobody has acted on. Cheap to look at, at every step."""
         self.is_agreed = False
         """Whether all ranks have agreed to stop, so that they leave after the same step."""
+        self.waits_for_writes = False
+        """Whether all ranks wait for what is written in the background, though training ends."""
         self._trainer = trainer
         self._exception = sigterm_exception(trainer)
         self._grace_s = grace_s
@@ -194,10 +197,10 @@ class Termination:
         """Raise Lightning's exception for SIGTERM: in the Trainer's thread once a signal.
 
         There also once the time is over that a stopping process may take. In a background thread,
-        in every wait once training is ending without success: nobody is left who would wait for it.
+        in every wait once training is ending without success, unless somebody waits for it.
         """
         if threading.current_thread() is not self._thread:
-            if self._is_ending or self.is_pending:
+            if self.is_pending or (self._is_ending and not self.waits_for_writes):
                 raise self._exception
         elif self.is_pending:
             # Not in the handler, which may have interrupted another log call.

@@ -4,9 +4,10 @@
 
 All of it happens between two steps, on every rank, so it is as harmless as any other save: the
 handlers have long returned. The checkpoint is the "last" of the first ``ModelCheckpoint``, so that
-``ckpt_path="last"`` finds it. Where a callback saves on every exception anyway, it is left to that
-one; where SLURM's job is to be requeued, it is the one that a requeued job starts from, and rank 0
-requeues before any rank leaves.
+``ckpt_path="last"`` finds it, and where it is written in the background, all ranks wait until it is
+in storage, as long as there is time. Where a callback saves on every exception anyway, it is left
+to that one; where SLURM's job is to be requeued, it is the one that a requeued job starts from, and
+rank 0 requeues before any rank leaves.
 """
 
 from __future__ import annotations
@@ -82,17 +83,31 @@ class Stopping:
             record.reason,
             record.rank,
         )
-        with quiet_children():
-            if self._is_requeued(record):
-                self._save_and_requeue(record)
-            elif record.saves:
-                self._save()
-            else:
-                self._leave_as_it_is(record)
+        self._termination.waits_for_writes = True
+        try:
+            with quiet_children():
+                self._save_or_leave(record)
+        finally:
+            self._termination.waits_for_writes = False
         if self._session.failing is not None:
             # No incident: the others do the same.
             self._session.failing.agree()
         raise sigterm_exception(self._trainer)
+
+    def _save_or_leave(self, record: AgendaRecord) -> None:
+        if self._is_requeued(record):
+            self._save_and_requeue(record)
+        elif record.saves:
+            self._save()
+            self._settle()
+        else:
+            self._leave_as_it_is(record)
+
+    def _settle(self) -> None:
+        # What is saved in the background is in storage only once its thread is through with it.
+        background = self._session.background
+        if background is not None:
+            background.settle()
 
     def _is_requeued(self, record: AgendaRecord) -> bool:
         number = requeue_signal(self._trainer)
@@ -139,6 +154,7 @@ class Stopping:
             kind="read",
         )
         trainer.save_checkpoint(found.detail)
+        self._settle()
         try:
             for logger in trainer.loggers:
                 logger.finalize("finished")

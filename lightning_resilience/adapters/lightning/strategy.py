@@ -9,7 +9,7 @@ process.
 
 A ``CheckpointIO`` that passes on to another (``AsyncCheckpointIO``) stays where it is, and the
 inner one is guarded for the time of the fit: what is written in the background waits and retries on
-its own thread. That is not joint; only its handing over is.
+its own thread. Its handing over is joint, and what becomes of it is told by ``background``.
 
 ``teardown`` of the strategy is what Lightning runs at every end, also after an exception; the
 ``teardown`` hooks of callbacks are not called then.
@@ -32,7 +32,7 @@ from lightning_resilience.adapters.lightning.resilient_io import (
     ResilientCheckpointIO,
     format_of,
 )
-from lightning_resilience.adapters.lightning.work import HandedOver
+from lightning_resilience.adapters.lightning.work import Asked, HandedOver
 
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.lightning.patches import Patches
     from lightning_resilience.adapters.lightning.session import Session
+    from lightning_resilience.adapters.lightning.work import Work
+    from lightning_resilience.ports import CancelToken
 
 
 __all__ = ["hook_loads", "hook_strategy"]
@@ -121,7 +123,7 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
         pass_on = partial(
             checkpoint_io.save_checkpoint, checkpoint, filepath, storage_options=storage_options
         )
-        work = HandedOver(session.storage, url, pass_on) if strategy.is_global_zero else None
+        work = _waiting_for_room(session, url, pass_on) if strategy.is_global_zero else None
         session.hand_over("save", url, work)
         return
     if not strategy.is_global_zero:
@@ -138,6 +140,18 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
             storage_options=storage_options,
         ),
     )
+
+
+def _waiting_for_room(session: Session, url: str, pass_on: Callable[[], Any]) -> Work:
+    background = session.background
+    if background is None:
+        return HandedOver(session.storage, url, pass_on)
+
+    def hand_over(token: CancelToken) -> None:
+        background.wait_for_room(token)
+        pass_on()
+
+    return Asked(session.storage, url, hand_over)
 
 
 def _load(

@@ -277,14 +277,14 @@ def test_one_attempt_is_not_plural() -> None:
     assert "attempt" not in str(joint.error_of(never, seq=1))
 
 
-def test_all_silent_ranks_are_named() -> None:
+def test_all_lost_ranks_are_named() -> None:
     """Where several ranks were silent the error lists all of them; one is named anyway."""
     one = joint.decide_final(TERMS, [], lost_ranks=(4,), silent_s=8.0)
     many = joint.decide_final(TERMS, [], lost_ranks=(9, 4, 5), silent_s=8.0)
 
-    assert "Silent ranks" not in str(joint.error_of(one, seq=1))
+    assert "Lost ranks" not in str(joint.error_of(one, seq=1))
     assert "rank 4" in str(joint.error_of(one, seq=1))
-    assert "Silent ranks: 4, 5, 9." in str(joint.error_of(many, seq=1))
+    assert "Lost ranks: 4, 5, 9." in str(joint.error_of(many, seq=1))
 
 
 # --- two operations at one number
@@ -307,7 +307,7 @@ def test_the_same_operation_is_no_conflict() -> None:
     [
         ("remove", "d", ("'save'", "'remove'")),
         ("remove", "e", ("'save'", "'remove'")),
-        ("save", "e", ("'save'", "different arguments")),
+        ("save", "e", ("rank 5 does 'save' at d", "rank 2 at e")),
     ],
 )
 def test_two_operations_at_one_number_are_a_permanent_error(

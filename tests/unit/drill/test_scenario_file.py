@@ -35,6 +35,7 @@ from lightning_resilience.drill.scenario import (
     Store,
     StoreGone,
     StorePartition,
+    Stray,
     Workload,
 )
 from lightning_resilience.drill.scenario_fields import field_rows
@@ -523,6 +524,7 @@ def faults(ranks: int, hosts: int) -> st.SearchStrategy[Any]:
             ranks=some(ranks),
             error=st.sampled_from(get_args(RefusalError)),
         ),
+        st.builds(Stray, at_s=seconds, ranks=some(ranks), twice=st.booleans()),
         st.builds(Crash, **strike),
         st.builds(Pause, **strike, for_s=seconds),
         st.builds(Interrupt, **strike),

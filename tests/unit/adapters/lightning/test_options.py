@@ -160,6 +160,8 @@ def test_what_is_no_mapping_is_refused(group: str, value: Any) -> None:
         ({"spool_dir": 7}, "spool_dir"),
         ({"termination_grace_s": 0}, "termination_grace_s=0"),
         ({"termination_grace_s": "30"}, "termination_grace_s='30"),
+        ({"max_pending_saves": 0}, "max_pending_saves=0"),
+        ({"max_pending_saves": 1.5}, r"max_pending_saves=1\.5"),
         ({"pause_training": 0}, "pause_training=0"),
         ({"pause_training": "always"}, "pause_training='always"),
         ({"strict": 1}, "strict=1"),

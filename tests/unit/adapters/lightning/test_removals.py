@@ -41,7 +41,7 @@ class Sink:
 
 @pytest.fixture
 def make_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
-    """Make rank 0's session; it works alone, so no other rank need be there."""
+    """Make rank 0's session; it works alone, and the other ranks have long been everywhere."""
     sessions: list[Session] = []
 
     def make(*, world_size: int) -> Session:
@@ -54,7 +54,10 @@ def make_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
             on_outage="wait",
             store_patience_s=10.0,
         )
-        driver = Driver(store=MemoryStore(), clock=SystemClock(), dice=SystemDice(), sink=Sink())
+        store = MemoryStore()
+        for rank in range(1, world_size):
+            store.set(member.keys.joint("arrived", rank), b"1000")
+        driver = Driver(store=store, clock=SystemClock(), dice=SystemDice(), sink=Sink())
         retry = RetryPolicy(base_delay_s=0.01, throttle_base_delay_s=0.01, max_delay_s=0.02)
         policy = Policy(retry=retry, breaker=BreakerConfig(), classify=classify)
         storage = Storage({}, spool=lambda: str(tmp_path))
