@@ -214,6 +214,12 @@ def find(trainer: Any, name: str) -> Any:
     return next(named, None)
 
 
+def show_bar(trainer: Any) -> None:
+    """Let a Trainer have a progress bar that is written into the log."""
+    home = type(trainer).__module__.partition(".trainer.")[0]
+    trainer.callbacks.append(import_module(f"{home}.callbacks").TQDMProgressBar())
+
+
 # What may be left behind --------------------------------------------------------------------------
 
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

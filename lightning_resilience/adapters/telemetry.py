@@ -121,6 +121,12 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"{e.op} {e.seq}: no sign of life from rank {', '.join(map(str, e.ranks))} for "
         f"{e.silent_s:.1f} s"
     ),
+    ev.TrainingPaused: lambda e: (
+        f"training pauses on all ranks after step {e.step}, for {e.dependency}: {e.reason}"
+    ),
+    ev.TrainingResumed: lambda e: (
+        f"the pause after step {e.step}, for {e.dependency}, is over after {e.elapsed_s:.1f} s"
+    ),
     ev.RankLeft: lambda e: (
         f"rank {e.first_rank} has left after step {e.step} ({e.kind}): {e.error}"
     ),

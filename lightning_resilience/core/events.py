@@ -43,6 +43,8 @@ __all__ = [
     "SlotForgiven",
     "StoreLost",
     "StoreReturned",
+    "TrainingPaused",
+    "TrainingResumed",
     "VerdictReached",
     "ViewTrusted",
     "VoteCast",
@@ -296,6 +298,24 @@ class RanksLost(Event):
     seq: int
     ranks: tuple[int, ...]
     silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPaused(Event):
+    """All ranks pause after the same step, for what is behind a breaker."""
+
+    dependency: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingResumed(Event):
+    """The pause after that step is over."""
+
+    dependency: str
+    step: int
+    elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ import msgspec
 from lightning_resilience.core.breaker_record import BreakerState, passes
 from lightning_resilience.core.muster import lost_error, named
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
+from lightning_resilience.core.pausing import AT_SAVE_POINTS
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
 from lightning_resilience.core.validation import (
     check_choice,
@@ -89,6 +90,8 @@ class JointConfig:
             > 0. None takes 30, or after SIGUSR1 as long as SLURM's job still has.
         max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
             unfinished, ≥ 1; another one waits.
+        pause_training: When all ranks wait for an ill storage: ``at_save_points``, where they need
+            it, or between two steps, looking after every so many, ≥ 1.
 
     Raises:
         ConfigError: An option is out of range or contradicts another.
@@ -106,6 +109,9 @@ class JointConfig:
     max_pending_saves: int = option(
         2, why="one is written while the next one waits; each is a copy of the checkpoint in memory"
     )
+    pause_training: str | int = option(
+        AT_SAVE_POINTS, why="storage is needed there; k looks after every k steps as well"
+    )
 
     def __post_init__(self) -> None:
         for name in ("joint_timeout_s", "joint_beat_s", "termination_grace_s"):
@@ -114,6 +120,10 @@ class JointConfig:
         check_whole("max_pending_saves", self.max_pending_saves, minimum=1)
         check_choice("on_outage", self.on_outage, choices=("wait", "fail"))
         check_choice("on_store_loss", self.on_store_loss, choices=("wait", "raise"))
+        if isinstance(self.pause_training, str):
+            check_choice("pause_training", self.pause_training, choices=(AT_SAVE_POINTS,))
+        else:
+            check_whole("pause_training", self.pause_training, minimum=1)
         if self.joint_timeout_s is not None and self.joint_beat_s is not None:
             check_less(
                 ("joint_beat_s", self.joint_beat_s),

@@ -11,10 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+import torch
+from lightning.pytorch import Callback
 
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
@@ -22,7 +26,7 @@ from tests.lightning_job import Job, Running, store_server
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from tests.warm_python import WarmPython
 
@@ -116,7 +120,7 @@ def outage(*operations: str, name: str = "") -> Rule:
 
 PLACES: dict[str, tuple[Rule, dict[str, Any]]] = {
     "everywhere": (outage(), {}),
-    "put": (outage("put_file"), {}),
+    "put": (outage("put_file"), {"before": lightning_job.show_bar}),
     "exists": (outage("info", name="step=2"), {}),
     "list": (outage("isdir", "ls"), {}),
     "remove": (outage("rm_file", name="step=2"), {"checkpoint": {"save_top_k": 1}}),
@@ -125,13 +129,16 @@ PLACES: dict[str, tuple[Rule, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def ill(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+def begin(
+    places: Mapping[str, tuple[Rule, dict[str, Any]]],
+    warm_python: WarmPython,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Jobs]:
     """Start one job for each place, all at the same time: they spend theirs waiting."""
     with contextlib.ExitStack() as servers:
         jobs = {}
-        for place, (rule, options) in PLACES.items():
-            home = tmp_path_factory.mktemp(place)
+        for place, (rule, options) in places.items():
+            home = tmp_path_factory.mktemp(place.replace(" ", "-"))
             folder = f"{home}/checkpoints" if place == "link" else f"faulty://{home}/checkpoints"
             jobs[place] = lightning_job.start(
                 warm_python,
@@ -141,6 +148,12 @@ def ill(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> It
                 plan=FaultPlan.write(home / "plan", rule),
             )
         yield jobs
+
+
+@pytest.fixture(scope="module")
+def ill(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """Start one job for each place."""
+    yield from begin(PLACES, warm_python, tmp_path_factory)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -180,6 +193,18 @@ def test_an_outage_sees_few_requests(ill: Jobs) -> None:
     assert 3 < len(struck) <= 3 + 1 + OUTAGE_S / 2.5
 
 
+def test_the_progress_bar_tells_of_an_outage(ill: Jobs) -> None:
+    """It says what a save waits for, and afterwards the epoch again, on rank 0 alone."""
+    running = ill["put"]
+
+    succeeded(running)
+
+    texts = [process.text() for process in running.ranks]
+    waiting = [text.find("paused, waits for faulty://:write") for text in texts]
+    assert 0 < waiting[0] < texts[0].rfind("Epoch 0:"), running.told()
+    assert waiting[1] == -1
+
+
 def test_a_last_checkpoint_that_is_a_link_is_one(ill: Jobs) -> None:
     """An outage while linking does not turn the link into a copy."""
     running = ill["link"]
@@ -187,6 +212,118 @@ def test_a_last_checkpoint_that_is_a_link_is_one(ill: Jobs) -> None:
     succeeded(running)
 
     assert Path(running.job.folder, "last.ckpt").is_symlink()
+
+
+# Which collective stands behind rank 0's call -----------------------------------------------------
+
+
+class Following(Callback):
+    """A collective of the user's, right after what the checkpoint callbacks do after a step.
+
+    Args:
+        kind: Which.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Enter it, on every rank."""
+        strategy = trainer.strategy
+        collectives: dict[str, Callable[[], Any]] = {
+            "barrier": strategy.barrier,
+            "broadcast": partial(strategy.broadcast, 0),
+            "reduce": partial(strategy.reduce, torch.ones(1)),
+            "gather": partial(strategy.all_gather, torch.ones(1)),
+            "decision": partial(strategy.reduce_boolean_decision, decision=True),
+        }
+        collectives[self._kind]()
+
+
+class Removing(Callback):
+    """Asks for a removal at a step without a save."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Ask, on every rank, as a checkpoint callback does."""
+        if trainer.global_step == 3:
+            folder = lightning_job.find(trainer, "ModelCheckpoint").dirpath
+            trainer.strategy.remove_checkpoint(f"{folder}/step=2.ckpt")
+
+
+def last_comes(trainer: Any, *, callback: Callback) -> None:
+    """Let a Trainer have a callback that runs after its checkpoint callbacks."""
+    trainer.callbacks.append(callback)
+
+
+def has_versions(trainer: Any) -> None:
+    """Have files there already, so that the next one needs a third name."""
+    if os.environ["RANK"] == "0":
+        path = lightning_job.find(trainer, "ModelCheckpoint").dirpath
+        folder = Path(path[path.index("/") :].removeprefix("//"))
+        folder.mkdir(parents=True)
+        for name in ("step=2.ckpt", "step=2-v1.ckpt"):
+            torch.save({"global_step": 0}, folder / name)
+
+
+REMOVES: dict[str, Any] = {"steps": 6, "checkpoint": {"save_top_k": 1}}
+BEHIND: dict[str, tuple[Rule, dict[str, Any]]] = {
+    # What comes after a removal: Lightning's own broadcast of its stop flag, at every step ...
+    "removal, stop flag": (outage("rm_file", name="step=2"), REMOVES),
+    # ... and whatever a callback of the user's does before that.
+    **{
+        f"removal, {kind}": (
+            outage("rm_file", name="step=2"),
+            REMOVES | {"before": partial(last_comes, callback=Following(kind))},
+        )
+        for kind in ("barrier", "broadcast", "reduce", "gather", "decision")
+    },
+    "removal, by a callback": (
+        outage("rm_file", name="step=2"),
+        {
+            "steps": 6,
+            "checkpoint": {"save_last": True},
+            "before": partial(last_comes, callback=Removing()),
+        },
+    ),
+    "removal, time": (
+        outage("rm_file", name="step=2"),
+        {
+            "checkpoint": {
+                "every_n_train_steps": None,
+                "train_time_interval": timedelta(0),
+                "save_top_k": 1,
+            }
+        },
+    ),
+    "removal, top k": (
+        outage("rm_file", name="step=2"),
+        {"every": 1, "checkpoint": {"monitor": "step", "mode": "max", "save_top_k": 1}},
+    ),
+    "version": (outage("info", name="step=2-v1"), {"before": has_versions}),
+}
+KEPT = {
+    "removal, by a callback": ["last.ckpt", "step=4.ckpt", "step=6.ckpt"],
+    "removal, time": ["step=4.ckpt"],
+    "removal, top k": ["step=4.ckpt"],
+    "version": ["step=2.ckpt", "step=4.ckpt", "step=2-v1.ckpt", "step=2-v2.ckpt"],
+}
+
+
+@pytest.fixture(scope="module")
+def behind(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """Start one job for each collective that may stand behind rank 0's call."""
+    yield from begin(BEHIND, warm_python, tmp_path_factory)
+
+
+@pytest.mark.parametrize("place", BEHIND)
+def test_no_collective_waits_for_a_call_of_rank_zero(place: str, behind: Jobs) -> None:
+    """Whatever the other rank comes to next, it is there no longer than its timeout."""
+    running = behind[place]
+
+    succeeded(running)
+
+    assert running.names() == KEPT.get(place, ["step=6.ckpt"])
+    assert struck_s(running) > 2
 
 
 # Failing together ---------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.core.breaker import BreakerConfig, BreakerView
     from lightning_resilience.core.outcome import Outcome
+    from lightning_resilience.core.records import BreakerRecord
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit_memory import Link
@@ -102,6 +103,7 @@ class Breakers:
         self._member = member
         self._driver = driver
         self._circuits: dict[str, Circuit] = {}
+        self._urls: dict[str, str] = {}
         self._begun: set[str] = set()
 
     def circuit(self, url: str, kind: str) -> Circuit:
@@ -118,7 +120,22 @@ class Breakers:
                 limits=self.policy.limits,
             )
             give_detour(circuit, link=self._link, processes=self._member.world_size)
+            self._urls[name] = url
         return circuit
+
+    def place_of(self, name: str) -> tuple[str, str]:
+        """Return what this rank has asked for behind a breaker first, and the operation class.
+
+        Args:
+            name: The breaker's name; one that this rank has not used has its storage as a whole.
+        """
+        dependency, _, kind = name.rpartition(":")
+        return self._urls.get(name, dependency), kind
+
+    def records(self) -> dict[str, BreakerRecord]:
+        """Return the records that this rank has seen last, by name; asks nobody. Any thread."""
+        views = ((name, circuit.view) for name, circuit in [*self._circuits.items()])
+        return {name: view.record for name, view in views if view is not None}
 
     def joint_circuit(self, url: str, kind: str) -> Circuit:
         """Return the breaker before ``url``; the first time, its record is read.

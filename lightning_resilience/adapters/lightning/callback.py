@@ -25,15 +25,18 @@ from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkp
 from lightning_resilience.adapters.lightning.opening import check_times, open_session
 from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.patches import Patches
+from lightning_resilience.adapters.lightning.pausing import Pausing
+from lightning_resilience.adapters.lightning.progress import BarSink
 from lightning_resilience.adapters.lightning.resilient_io import adopt_options
 from lightning_resilience.adapters.lightning.sharded import complete_teardown, hook_sharded
 from lightning_resilience.adapters.lightning.signals import Termination
 from lightning_resilience.adapters.lightning.stopping import Stopping
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
-from lightning_resilience.adapters.telemetry import audible
+from lightning_resilience.adapters.telemetry import LoggingSink, audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.agenda import AgendaKind
 from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.pausing import steps
 from lightning_resilience.core.shards import Saving
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.topology import read_topology
@@ -91,6 +94,10 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             what no longer fits is not begun. None (default) takes what SLURM says, or 30.
         max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
             unfinished, ≥ 1; another one waits, on all ranks. None (default) takes 2.
+        pause_training: When all ranks wait for an ill storage. ``at_save_points`` (default): where
+            they need it. A whole number k: also between two steps, where after every k-th one a
+            rank finds a breaker open that it has used, so that no work is done that is kept
+            nowhere.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
             ``torch.distributed.Store``, or None for the server behind the default process group.
         run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
@@ -125,6 +132,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         on_store_loss: str | None = None,
         termination_grace_s: float | None = None,
         max_pending_saves: int | None = None,
+        pause_training: str | int | None = None,
         store: SharedStore | Store | str | None = None,
         run_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -153,6 +161,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             on_store_loss=on_store_loss,
             termination_grace_s=termination_grace_s,
             max_pending_saves=max_pending_saves,
+            pause_training=pause_training,
         )
         check_relations(
             self._options.retry,
@@ -169,13 +178,22 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._patches = Patches()
         self._termination: Termination | None = None
         self._boundary: Boundary | None = None
+        self._pausing: Pausing | None = None
         self._is_failing = False
         self._audible = contextlib.ExitStack()
         self._reports: dict[str, BreakerReport] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one running fit of one process."""
-        running = ("_session", "_asked", "_patches", "_termination", "_boundary", "_audible")
+        running = (
+            "_session",
+            "_asked",
+            "_patches",
+            "_termination",
+            "_boundary",
+            "_pausing",
+            "_audible",
+        )
         return {name: value for name, value in vars(self).items() if name not in running}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -235,6 +253,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if self._termination is not None:
             self._termination.acknowledge()
 
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """Ask for a pause, where it is time to look and something is ill."""
+        if self._pausing is not None:
+            self._pausing.after_step()
+
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         """Leave a long validation in time, where this process was told to stop."""
         if self._boundary is not None:
@@ -263,12 +286,15 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._is_failing = False
         grace_s = self._joint.termination_grace_s
         self._termination = Termination(trainer, self._patches, grace_s=grace_s)
+        sink = BarSink(trainer, LoggingSink(rank=trainer.global_rank))
+        self._audible.callback(sink.put_back)
         session = open_session(
             trainer,
             environment,
             options,
             joint=self._joint,
             termination=self._termination,
+            sink=sink,
             asked=self._asked,
         )
         if session.member.world_size > 1:
@@ -303,11 +329,15 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._boundary.on(AgendaKind.STOP, stopping)
         if session.background is not None:
             session.background.report_at(self._boundary)
+        every = steps(self._joint.pause_training)
+        self._pausing = Pausing(trainer, session, ask=self._boundary.ask, every=every)
+        self._boundary.on(AgendaKind.PAUSE, self._pausing)
 
     def _close(self) -> None:
         session, self._session = self._session, None
         boundary, self._boundary = self._boundary, None
         termination, self._termination = self._termination, None
+        self._pausing = None
         self._patches.undo()
         if boundary is not None:
             boundary.close()

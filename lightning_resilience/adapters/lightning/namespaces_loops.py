@@ -8,6 +8,7 @@ As ``namespaces``, which has all the others: what is needed is found on the Trai
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.lightning.namespaces import (
@@ -25,6 +26,7 @@ __all__ = [
     "HANDLERS",
     "REGISTER",
     "STEP",
+    "BarText",
     "free_requeue_path",
     "has_broadcast",
     "is_between_updates",
@@ -32,6 +34,7 @@ __all__ = [
     "requeue_signal",
     "saves_on_exception",
     "signal_connector",
+    "training_bar",
     "training_loop",
 ]
 
@@ -44,6 +47,37 @@ REGISTER: Final = "register_signal_handlers"
 HANDLERS: Final = ("_sigterm_notifier_fn", "_slurm_sigusr_handler_fn", "_sigterm_handler_fn")
 """The handlers that it may install. The first runs a collective, the second saves and starts a
 program, and the third writes a log line: nothing of that may happen inside a handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarText:
+    """The text before a progress bar.
+
+    Args:
+        read: Returns it.
+        write: Sets and draws it.
+    """
+
+    read: Callable[[], str]
+    write: Callable[[str], None]
+
+
+def training_bar(trainer: Any) -> BarText | None:
+    """Return the text of training's progress bar; None where there is no bar that has one."""
+    callback = trainer.progress_bar_callback
+    bar = getattr(callback, "_train_progress_bar", None)
+    if bar is not None and not bar.disable:
+        return BarText(lambda: str(bar.desc), bar.set_description_str)
+    progress = getattr(callback, "progress", None)
+    number = getattr(callback, "train_progress_bar_id", None)
+    if progress is None or number is None:
+        return None
+
+    def write(text: str) -> None:
+        progress.update(number, description=text)
+        progress.refresh()
+
+    return BarText(lambda: str(callback.train_progress_bar.description), write)
 
 
 def training_loop(trainer: Any) -> Any:

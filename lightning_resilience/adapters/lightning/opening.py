@@ -17,7 +17,6 @@ from lightning_resilience.adapters.lightning.resilient_io import STORE_TIMEOUT_S
 from lightning_resilience.adapters.lightning.session import Session
 from lightning_resilience.adapters.lightning.whereabouts import Whereabouts
 from lightning_resilience.adapters.store_discovery import open_store
-from lightning_resilience.adapters.telemetry import LoggingSink
 from lightning_resilience.config import check_relations
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.protocols.joint import Member
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.signals import Termination
     from lightning_resilience.config import Environment
     from lightning_resilience.core.joint import JointConfig
+    from lightning_resilience.ports import EventSink
 
 
 __all__ = ["check_times", "open_session"]
@@ -70,6 +70,7 @@ def open_session(
     *,
     joint: JointConfig,
     termination: Termination,
+    sink: EventSink,
     asked: Any,
 ) -> Session:
     """Open this rank's session.
@@ -80,6 +81,7 @@ def open_session(
         options: Checked options of the callback, with those of a ``CheckpointIO`` that it found.
         joint: Options of joint operations.
         termination: Ends waits at a signal.
+        sink: Where events go.
         asked: What this rank was asked to start from; rank 0's counts.
 
     Raises:
@@ -105,7 +107,7 @@ def open_session(
         ),
         clock=SystemClock(),
         dice=dice,
-        sink=LoggingSink(rank=rank),
+        sink=sink,
         interrupt=termination.check,
         adopt=adopt_device,
     )

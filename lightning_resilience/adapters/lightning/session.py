@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.alone import Alone
-from lightning_resilience.adapters.lightning.work import Asked, carry_out, hand_over
-from lightning_resilience.core.events import CheckpointRemoved
+from lightning_resilience.adapters.lightning.removals import Removals
+from lightning_resilience.adapters.lightning.work import Asked, Passage, carry_out, hand_over
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.incident import PeerInterruption
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import FinalRecord
 from lightning_resilience.errors import ResilienceError, StoreUnavailableError
-from lightning_resilience.protocols.guard import Guarded, guard
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
 from lightning_resilience.protocols.joint_fence import enlist
 from lightning_resilience.protocols.joint_told import read_reports
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.guard import Guarded
     from lightning_resilience.runtime.driver import Driver
 
 
@@ -93,8 +92,7 @@ class Session:
         self.asked = asked
         self.chosen: Inspection | None = None
         """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
-        self._removals: list[Work] = []
-        self._removals_failed = False
+        self._removals = Removals(self.alone)
 
     # Joint operations: all ranks, in the same order -----------------------------------------------
 
@@ -117,7 +115,7 @@ class Session:
         Raises:
             JointError: The same on every rank: no rank has loaded it.
         """
-        return self._joint("load", url, work, kind="read", by_all=True).value.value
+        return self._joint("load", url, work, kind="read", workers=self._all).value.value
 
     def hand_over(self, op: str, url: str, work: Work | None, *, by_all: bool = False) -> Any:
         """Leave a save or a load to what guards it by itself, maybe later.
@@ -128,8 +126,23 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        result = self._joint(op, url, work, by_all=by_all, is_guarded=False)
+        workers = self._all if by_all else (0,)
+        result = self._joint(op, url, work, workers=workers, is_guarded=False)
         return None if result.value is None else result.value.value
+
+    def pause(self, name: str, *, worker: int) -> None:
+        """Wait until a breaker lets calls through.
+
+        Args:
+            name: The breaker's name.
+            worker: The rank that waits behind it; the others wait for that one.
+
+        Raises:
+            JointError: The same on every rank: it was open for longer than ``deadline_s``.
+        """
+        url, kind = self.alone.breakers.place_of(name)
+        work = Passage(self.storage, url)
+        self._joint("pause", url, work, kind=kind, workers=(worker,))
 
     def by_all(
         self, op: str, url: str, work: Work, *, kind: str = "write", is_guarded: bool = True
@@ -149,7 +162,7 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        result = self._joint(op, url, work, kind=kind, by_all=True, is_guarded=is_guarded)
+        result = self._joint(op, url, work, kind=kind, workers=self._all, is_guarded=is_guarded)
         return result.value.value
 
     def told(self, op: str) -> tuple[str, ...]:
@@ -164,11 +177,11 @@ class Session:
     def remove_later(self, work: Work) -> None:
         """Remove what is no checkpoint with the next joint operation; rank 0's request counts."""
         if self.member.rank == 0:
-            self._removals.append(work)
+            self._removals.add(work)
 
     def keep(self, url: str) -> None:
         """Do not remove ``url`` any more: it is about to be written again."""
-        self._removals[:] = [work for work in self._removals if work.url != url]
+        self._removals.keep(url)
 
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
@@ -176,8 +189,7 @@ class Session:
         Not joint: whether there is something to remove is decided by each rank for itself, from
         metrics that may differ, and only rank 0's decision counts.
         """
-        if self.member.rank == 0:
-            self._removals.append(work)
+        self.remove_later(work)
         if self.member.world_size == 1:
             self.clear_up(work.url)
 
@@ -190,29 +202,16 @@ class Session:
         Raises:
             JointError: The same on every rank.
         """
-        self._joint("remove", url, self._removing(url))
+        self._joint("remove", url, self._removals.work(url))
 
-    def _removing(self, url: str) -> Work:
-        return Asked(self.storage, url, self._remove_all)
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return tuple(range(self.member.world_size))
 
     @property
     def operations(self) -> int:
         """Number of joint operations so far, the same on every rank."""
         return self._seq
-
-    def _remove_all(self, token: CancelToken) -> None:
-        # What is removed is taken off the list, so that an attempt goes on where the last ended.
-        self._removals_failed = True
-        while self._removals:
-            removal = self._removals[0]
-            removal.attempt(token)
-            # One that was abandoned leaves the list to its successor, which has another first.
-            token.raise_if_cancelled()
-            token.progress()
-            self.driver.sink.emit(CheckpointRemoved(path=redacted(removal.url)))
-            if removal in self._removals:
-                self._removals.remove(removal)
-        self._removals_failed = False
 
     def exists(self, url: str) -> bool:
         """Tell whether a checkpoint exists: rank 0's answer, on every rank.
@@ -247,9 +246,16 @@ class Session:
             raise interruption.error from None
 
     def _by_itself(
-        self, op: str, work: Work | None, *, kind: str = "write", is_guarded: bool = True
+        self,
+        op: str,
+        work: Work | None,
+        *,
+        kind: str = "write",
+        workers: tuple[int, ...] = (),
+        is_guarded: bool = True,
     ) -> JointResult:
-        # On an exception, with nobody there to agree with.
+        # On an exception, with nobody there to agree with, and nobody else who works.
+        del workers
         if work is None:
             return JointResult(final=FinalRecord(op=op, writer=""))
         if is_guarded:
@@ -266,7 +272,7 @@ class Session:
         work: Work | None,
         *,
         kind: str = "write",
-        by_all: bool = False,
+        workers: tuple[int, ...] = (0,),
         is_guarded: bool = True,
     ) -> JointResult:
         breakers = self.alone.breakers
@@ -276,7 +282,7 @@ class Session:
             seq=self._seq,
             digest=self.place(),
             subject=redacted(url),
-            workers=tuple(range(self.member.world_size)) if by_all else (0,),
+            workers=workers,
             circuit=breakers.joint_circuit(url, kind) if is_guarded else None,
             patience=breakers.patience(url, kind, storage),
             deadline_s=self._policy.retry.deadline_s,
@@ -304,28 +310,18 @@ class Session:
         def report(error: BaseException) -> Any:
             return report_of(error, rank=self.member.rank, outcome=joint.patience.classify(error))
 
-        first = None if joint.op == "remove" else self._removal_first()
+        first = None if joint.op == "remove" else self._removals.first()
 
         def run(started_at_s: float) -> Protocol[Guarded]:
             if first is not None:
                 with contextlib.suppress(ResilienceError):
                     yield from first
-            if joint.circuit is None:
+            if joint.circuit is None or not work.is_guarded:
                 return (yield from hand_over(work, started_at_s))
             call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
             return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
 
         return Part(run=run, detail=partial(_detail, joint.op), outcome=report)
-
-    def _removal_first(self) -> Protocol[Guarded] | None:
-        # Asked for outside a ModelCheckpoint's save point, for example by a callback of the user's.
-        # It must not fail the operation that it comes before, so it may stay for later.
-        if not self._removals:
-            return None
-        url = self._removals[0].url
-        call = self.alone.call("remove", self._removing(url), kind="write")
-        hasty = replace(call, patience=replace(call.patience, when_open="raise"))
-        return guard(self.alone.breakers.joint_circuit(url, "write"), hasty)
 
     def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error
@@ -348,40 +344,13 @@ class Session:
     def close(self) -> None:
         """Do what is left to do, and let the helper thread and the connection go. Idempotent."""
         try:
-            self._remove_the_rest()
+            self._removals.finish()
         finally:
-            self._removals.clear()
-            self.driver.close()
-            self.driver.store.close()
+            self._let_go()
 
-    def _remove_the_rest(self) -> None:
-        # Nobody waits here: a run that has ended, maybe by an exception, must end. So each removal
-        # has one attempt, as long as a probe's, and none where it has just failed or been
-        # interrupted.
-        if not self._removals:
-            return
-        if self._removals_failed:
-            self._tell_what_is_left("the last removal failed")
-            return
-        url = self._removals[0].url
-        call = self.alone.call("remove", self._removing(url), kind="write")
-        hasty = replace(
-            call,
-            policy=replace(call.policy, max_attempts=1, unknown_max_attempts=1),
-            patience=replace(call.patience, when_open="raise"),
-            timeout_s=self._policy.breaker.probe_timeout_s,
-            may_go_alone=True,
-            store_patience_s=0.0,
-        )
-        circuit = self.alone.breakers.circuit(url, "write")
-        try:
-            self.driver.run(guard(circuit, hasty))
-        except ResilienceError as error:
-            self._tell_what_is_left(str(error))
-
-    def _tell_what_is_left(self, why: str) -> None:
-        left = ", ".join(redacted(removal.url) for removal in self._removals)
-        _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
+    def _let_go(self) -> None:
+        self.driver.close()
+        self.driver.store.close()
 
 
 def _detail(op: str, done: Guarded) -> str:

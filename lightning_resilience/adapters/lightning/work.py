@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.guard import GuardedCall
 
 
-__all__ = ["Asked", "HandedOver", "Operation", "Work", "carry_out", "hand_over"]
+__all__ = ["Asked", "HandedOver", "Operation", "Passage", "Work", "carry_out", "hand_over"]
 
 
 class Work(ABC):
@@ -48,6 +48,8 @@ class Work(ABC):
     """Whether an attempt marks its progress; one that does not has ``deadline_s`` as a whole."""
     has_steps = False
     """Whether there is something to do on the node before or after the attempts."""
+    is_guarded = True
+    """Whether attempts are guarded; one that is not says nothing about the health of storage."""
 
     def __init__(self, storage: Storage, url: str) -> None:
         self.storage = storage
@@ -142,6 +144,16 @@ class HandedOver(Work):
         """Pass it on."""
         token.raise_if_cancelled()
         return self._pass_on()
+
+
+class Passage(Work):
+    """Nothing at all, once the storage lets calls through: what is waited for is the gate."""
+
+    is_guarded = False
+
+    def attempt(self, token: CancelToken) -> None:
+        """Be there."""
+        del token
 
 
 def carry_out(

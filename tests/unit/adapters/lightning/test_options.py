@@ -46,6 +46,8 @@ NO_NUMBERS = ("five", None, True, math.nan, math.inf, [1])
 
 def bad_values(group: str, field: dataclasses.Field[Any]) -> list[Any]:
     """Return values that this option cannot have, whatever the others are."""
+    if field.name == "pause_training":
+        return ["maybe", "", None, True, 0, -1, 1.5]
     if isinstance(field.default, str):
         return ["maybe", "", None, 1]
     optional = [value for value in NO_NUMBERS if value is not None or group != "joint"]
@@ -160,6 +162,8 @@ def test_what_is_no_mapping_is_refused(group: str, value: Any) -> None:
         ({"termination_grace_s": "30"}, "termination_grace_s='30"),
         ({"max_pending_saves": 0}, "max_pending_saves=0"),
         ({"max_pending_saves": 1.5}, r"max_pending_saves=1\.5"),
+        ({"pause_training": 0}, "pause_training=0"),
+        ({"pause_training": "always"}, "pause_training='always"),
         ({"strict": 1}, "strict=1"),
         ({"strict": "yes"}, "strict=… of type str"),
     ],

@@ -168,7 +168,7 @@ def test_an_abandoned_removal_takes_nothing_off_its_successors_list(
         if token is abandoned:
             # While it hung, its caller gave up and the next attempt removed the file.
             abandoned.abandon()
-            del session._removals[0]
+            del session._removals._asked[0]
         removed.append("a.ckpt")
 
     session.remove(Asked(session.storage, str(tmp_path / "a.ckpt"), remove_late))
@@ -177,7 +177,7 @@ def test_an_abandoned_removal_takes_nothing_off_its_successors_list(
     )
 
     with pytest.raises(CallTimeoutError):
-        session._remove_all(abandoned)
+        session._removals._remove_all(abandoned)
 
     assert "b.ckpt" not in removed
     session.clear_up(f"{tmp_path}/")
