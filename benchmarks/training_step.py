@@ -192,9 +192,9 @@ def parse() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--width", type=int, default=1536, help="of the hidden layer")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--width", type=int, default=1792, help="of the hidden layer")
     parser.add_argument("--pause-training", type=int, default=None, metavar="K")
     return parser.parse_args()
 

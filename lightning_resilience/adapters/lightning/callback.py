@@ -22,6 +22,7 @@ from lightning_resilience.adapters.lightning.boundary import Boundary
 from lightning_resilience.adapters.lightning.deferral import defer
 from lightning_resilience.adapters.lightning.failing import Failing, hook_stage, tell_of_ended_group
 from lightning_resilience.adapters.lightning.model_checkpoint import hook_checkpoint_callbacks
+from lightning_resilience.adapters.lightning.namespaces_loops import idle_hooks
 from lightning_resilience.adapters.lightning.opening import check_times, open_session
 from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.patches import Patches
@@ -332,6 +333,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         every = steps(self._joint.pause_training)
         self._pausing = Pausing(trainer, session, ask=self._boundary.ask, every=every)
         self._boundary.on(AgendaKind.PAUSE, self._pausing)
+        for name in idle_hooks(self):
+            patches.replace(self, name, None)
 
     def _close(self) -> None:
         session, self._session = self._session, None

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from lightning_resilience import ResilienceCallback
 from lightning_resilience.adapters.lightning.breakers import Policy
+from lightning_resilience.adapters.lightning.namespaces_loops import idle_hooks
 from lightning_resilience.adapters.lightning.pausing import Pausing
 from lightning_resilience.adapters.lightning.session import Session
 from lightning_resilience.adapters.lightning.work import Asked
@@ -27,6 +30,7 @@ from lightning_resilience.protocols.joint import Member
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 from tests.counted_store import CountedStore
+from tests.lightning_job import make_data, make_model
 
 
 if TYPE_CHECKING:
@@ -167,6 +171,34 @@ def test_a_breaker_that_a_rank_has_not_used_has_its_storage_as_a_whole(rank: Ran
 
     assert breakers.place_of(rank.name) == (rank.url, "write")
     assert breakers.place_of("s3://bucket:read") == ("s3://bucket", "read")
+
+
+@pytest.mark.parametrize("home", ["lightning.pytorch", "pytorch_lightning"])
+def test_hooks_of_a_step_that_do_nothing_are_not_called(home: str) -> None:
+    """Each call costs Lightning some of the step; a subclass that overrides one has it called."""
+
+    class Own(ResilienceCallback):
+        def on_before_backward(self, *_: Any) -> None:
+            called.append(self.on_after_backward)
+
+    called: list[Any] = []
+    callback = Own()
+    trainer = import_module(home).Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[callback],
+    )
+
+    trainer.fit(make_model(home), make_data())
+
+    assert called == [None, None]
+    assert callable(callback.on_after_backward)
+    assert "on_train_batch_end" not in idle_hooks(callback)
 
 
 def test_a_rank_that_leaves_alone_does_its_part_of_what_all_ranks_do(rank: Rank) -> None:
