@@ -164,8 +164,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             max_pending_saves=max_pending_saves,
             pause_training=pause_training,
         )
-        options = self._options
-        check_relations(options.retry, options.breaker, self._joint, budget=options.budget)
+        checked = self._options
+        check_relations(checked.retry, checked.breaker, self._joint, budget=checked.budget)
         self._forget()
         defer(_callback_of)
 
