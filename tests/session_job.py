@@ -162,7 +162,7 @@ def run_rank(job: ShardJob, report: str) -> None:
     found: dict[str, Any] = {"verdicts": []}
     for op, work, kind in operations(job, session):
         try:
-            session._joint(op, work.url, work, kind=kind, by_all=True)
+            session.by_all(op, work.url, work, kind=kind)
         except JointError as error:
             found["verdicts"].append([op, type(error).__name__, str(error), error.outcome])
             found["first_rank"] = error.first_rank

@@ -178,6 +178,11 @@ class Recording:
             if absence.rank == rank
         )
 
+    def stopped_ranks(self, since_s: float, until_s: float) -> set[int]:
+        """Which ranks were stopped, or dead, at some time between two instants."""
+        ranks = {absence.rank for absence in self.absences}
+        return {rank for rank in ranks if self.stopped_s(rank, since_s, until_s) > 0}
+
     def lost_store(self, since_s: float, until_s: float) -> bool:
         """Whether the store was away, or replaced, between two instants."""
         return any(loss.at_s <= until_s and since_s <= loss.until_s for loss in self.losses)
@@ -536,16 +541,18 @@ def nothing_unexpected(recording: Recording) -> Iterator[str]:
         since_s = min(each.began_at_s for each in told)
         until_s = max(each.ended_at_s for each in told)
         worker = told[0].worker
-        hurt = recording.stopped_s(worker, since_s, until_s) > 0
-        explained = hurt or recording.lost_store(since_s, until_s)
+        hurt = recording.stopped_ranks(since_s, until_s)
+        explained = worker in hurt or recording.lost_store(since_s, until_s)
         failures = {each.error if each.final is None else each.final.failure for each in told}
         failed = sorted(failures - {""})
         if recording.has_lost_a_rank_and_the_store(until_s):
             # In another store than the one that it began in, nobody can tell whether the dead rank
             # has left with a verdict.
             explained = explained or failed == ["JointUnavailableError"]
+        named = {rank for each in told if each.final is not None for rank in each.final.lost_ranks}
+        # A rank that is no more has not come to the operation, so its success is none.
+        explained = explained or (failed == ["lost"] and bool(named) and named <= hurt)
         if failed and not explained:
             yield f"operation {seq}, whose worker {worker} was well, ended with {failed}"
-        named = {rank for each in told if each.final is not None for rank in each.final.lost_ranks}
-        if named - {worker}:
-            yield f"operation {seq} names {sorted(named)} as lost, and {worker} alone had work"
+        if named - hurt - {worker}:
+            yield f"operation {seq} names {sorted(named - hurt)} as lost, who were well"

@@ -231,6 +231,7 @@ def seen(path: Sequence[tuple[str, str]], store: str = STORE) -> dict[str, Any]:
 
 
 LOST = FinalRecord(op="save", failure="lost", lost_ranks=(0,), first_rank=0, writer="other")
+ABSENT = structs.replace(LOST, lost_ranks=(2,), first_rank=2)
 STOPPED = Absence(rank=3, at_s=5.0, until_s=8.0)
 RESTART = Loss(at_s=4.0, until_s=4.5)
 BREAKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -386,6 +387,10 @@ BREAKS: dict[str, tuple[str, dict[str, Any]]] = {
         "operation 1, whose worker 0 was well, ended with ['lost']",
         {"told": [a_verdict(rank, final=LOST) for rank in range(2)]},
     ),
+    "a rank that was well is taken for absent": (
+        "operation 1 names [2] as lost, who were well",
+        {"told": [a_verdict(0, final=ABSENT)], "absences": [Absence(rank=3, at_s=0.0)]},
+    ),
     "a call that failed": ("a call failed: why", {"errors": ["why"]}),
 }
 
@@ -441,6 +446,10 @@ EXCUSED: dict[str, dict[str, Any]] = {
     "one probe of sixteen that are alone": {
         "served": [a_probe(3, 3, 5.0), a_probe(5, 1, 5.0, way="lost")],
         "losses": [RESTART],
+    },
+    "a rank without work that was killed, and has not come": {
+        "told": [a_verdict(rank, final=ABSENT) for rank in (0, 1, 3)],
+        "absences": [Absence(rank=2, at_s=0.0)],
     },
     "a rank that cannot know": {
         "told": [

@@ -48,13 +48,14 @@ WHOLE = {
     RetryPolicy: ("max_attempts", "unknown_max_attempts"),
     BreakerConfig: ("trip_failures", "reopen_failures", "max_concurrent", "ramp_start"),
     BudgetConfig: ("retry_floor",),
+    JointConfig: ("max_pending_saves",),
 }
 MOST = {"max_concurrent": 1024}
 OTHERS = {
     RetryPolicy: ("retry_after_max_s",),
     BreakerConfig: ("quorum_fraction",),
     BudgetConfig: ("retry_ratio",),
-    JointConfig: ("on_outage", "on_store_loss"),
+    JointConfig: ("on_outage", "on_store_loss", "pause_training"),
 }
 NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, True, False, "5", b"5", [5], 10**400)
 
