@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from tests.warm_python import Process, WarmPython
 
 
-STALL_S = 0.5
-DEADLINE_S = 4.0
+STALL_S = 1.0
+DEADLINE_S = 7.0
 JOINT_TIMEOUT_S = 4.0
 """A rank that is stopped by a busy machine for this long is taken for lost."""
 TOGETHER_S = 60.0
