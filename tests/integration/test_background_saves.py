@@ -141,9 +141,7 @@ def test_what_is_saved_at_a_signal_waits_out_an_outage_in_the_background(
     )
     plugins = {"plugins": [AsyncCheckpointIO()]}
     signalled = Signalled(signal.SIGTERM, ranks=(1,))
-    # A removal that goes well in between begins the count of failures in a row anew.
-    options = {"retry": {"max_attempts": 12}}
-    job = signalled_job(f"faulty://{tmp_path}/files", signalled, trainer=plugins, options=options)
+    job = signalled_job(f"faulty://{tmp_path}/files", signalled, trainer=plugins)
 
     with store_server() as port:
         running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)

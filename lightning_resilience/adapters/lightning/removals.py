@@ -13,7 +13,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lightning_resilience.adapters.lightning.work import Asked
+from lightning_resilience.adapters.lightning.work import Asked, Passage
 from lightning_resilience.core.events import CheckpointRemoved
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.errors import ResilienceError
@@ -58,6 +58,9 @@ class Removals:
         Args:
             url: Something on their storage.
         """
+        if not self._asked:
+            # Storage is asked nothing, so its breaker must not be told that it has answered.
+            return Passage(self._alone.storage, url)
         return Asked(self._alone.storage, url, self._remove_all)
 
     def first(self) -> Protocol[Guarded] | None:

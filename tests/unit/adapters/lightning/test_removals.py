@@ -16,7 +16,7 @@ from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.retry import RetryPolicy
-from lightning_resilience.errors import CallTimeoutError
+from lightning_resilience.errors import CallTimeoutError, JointError
 from lightning_resilience.protocols.joint import Member
 from lightning_resilience.runtime.calls import Token
 from lightning_resilience.runtime.driver import Driver
@@ -44,7 +44,7 @@ def make_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
     """Make rank 0's session; it works alone, and the other ranks have long been everywhere."""
     sessions: list[Session] = []
 
-    def make(*, world_size: int) -> Session:
+    def make(*, world_size: int, max_attempts: int = 5) -> Session:
         member = Member(
             keys=Keys(run_id="run", incarnation="1"),
             rank=0,
@@ -58,7 +58,12 @@ def make_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
         for rank in range(1, world_size):
             store.set(member.keys.joint("arrived", rank), b"1000")
         driver = Driver(store=store, clock=SystemClock(), dice=SystemDice(), sink=Sink())
-        retry = RetryPolicy(base_delay_s=0.01, throttle_base_delay_s=0.01, max_delay_s=0.02)
+        retry = RetryPolicy(
+            base_delay_s=0.01,
+            throttle_base_delay_s=0.01,
+            max_delay_s=0.02,
+            max_attempts=max_attempts,
+        )
         policy = Policy(retry=retry, breaker=BreakerConfig(), classify=classify)
         storage = Storage({}, spool=lambda: str(tmp_path))
         sessions.append(Session(member=member, policy=policy, driver=driver, storage=storage))
@@ -94,6 +99,23 @@ def test_the_only_rank_removes_at_once(make_session: Callable[..., Session], old
     session = make_session(world_size=1)
 
     assert asked_to_remove(session, old) == ["old.ckpt"]
+
+
+def test_nothing_to_remove_is_no_sign_that_storage_is_well(
+    make_session: Callable[..., Session], old: Path
+) -> None:
+    """It was not asked, so a row of failures goes on past such a removal."""
+    session = make_session(world_size=2, max_attempts=2)
+    folder = f"{old.parent}/"
+
+    def fail(_token: CancelToken) -> None:
+        raise ConnectionResetError
+
+    with pytest.raises(JointError):
+        session.on_rank_zero("ask", folder, fail, kind="write")
+    session.clear_up(folder)
+
+    assert session.alone.breakers.joint_circuit(folder, "write").window.failures == 2
 
 
 def test_one_of_several_ranks_waits_for_the_others(
