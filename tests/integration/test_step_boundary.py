@@ -37,15 +37,18 @@ ACTED = "acted on "
 
 
 class Asking(Callback):
-    """Asks for something in a thread of its own at known steps, and tells what was acted on.
+    """Asks for something in a thread of its own, and tells what was acted on.
+
+    What is asked for next waits until all before it was acted on, because two items of a kind are
+    one where the second comes before that.
 
     Args:
-        plan: What is asked for, by step: the ranks that ask, and for what.
+        plan: What is asked for, by the number of items acted on: the ranks that ask, and for what.
         total: After how many items the job ends.
     """
 
     def __init__(self, plan: Mapping[int, list[tuple[int, AgendaKind]]], total: int) -> None:
-        self._plan = plan
+        self._plan = dict(plan)
         self._total = total
         self._acted: list[tuple[int, str, int]] = []
 
@@ -68,7 +71,7 @@ class Asking(Callback):
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Ask, if it is time."""
-        for rank, kind in self._plan.get(trainer.global_step, []):
+        for rank, kind in self._plan.pop(len(self._acted), []):
             if rank == trainer.global_rank:
                 item = AgendaItem(kind=kind, reason="because")
                 thread = threading.Thread(target=self._boundary(trainer).ask, args=(item,))
@@ -105,9 +108,9 @@ def test_all_ranks_act_on_the_same_items_at_the_same_steps(
     last = ranks - 1
     # Rank 0 first, because its ear must then turn away from what it listens for.
     plan = {
-        2: [(0, AgendaKind.SAVE)],
-        40: [(last, AgendaKind.SAVE)],
-        200: [(last, AgendaKind.FAIL), (0, AgendaKind.SAVE)],
+        0: [(0, AgendaKind.SAVE)],
+        1: [(last, AgendaKind.SAVE)],
+        2: [(last, AgendaKind.FAIL), (0, AgendaKind.SAVE)],
     }
     job = Job(
         folder=f"{tmp_path}/files",
