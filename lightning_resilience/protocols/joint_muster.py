@@ -70,15 +70,15 @@ def muster(member: Member, joint: Joint, arrival: Arrival) -> Protocol[tuple[int
         arrival: How this rank came.
 
     Returns:
-        Ranks that have not, in time. None where all have, where there is a verdict already, where
-        their absence is no error, and where the fence will call the roll.
+        Ranks that have not, in time. None where all have, where there is a verdict already, and
+        where the fence will call the roll.
 
     Raises:
         JointUnavailableError: There will be no verdict.
     """
     # Whoever has reported has come.
     awaited = set(range(member.world_size)).difference(joint.workers)
-    watch = _Watch(absent=() if joint.is_lenient else tuple(sorted(awaited)))
+    watch = _Watch(absent=tuple(sorted(awaited)))
     while watch.absent and not arrival.is_in_new_store:
         if (yield from _look(member, joint, arrival, watch=watch)):
             return ()

@@ -84,8 +84,6 @@ class Joint:
         circuit: The breaker of what it needs, or None.
         patience: How to wait for it.
         deadline_s: Longest time at the gate, in seconds.
-        is_lenient: Whether it succeeds without ranks that have no work and have not come: at the
-            end of a run some may have left.
     """
 
     op: str
@@ -96,7 +94,6 @@ class Joint:
     circuit: Circuit | None
     patience: Patience
     deadline_s: float
-    is_lenient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
