@@ -36,8 +36,8 @@ class Signalled(Callback):
     Args:
         number: The signal.
         ranks: Ranks that get it.
-        where: In the middle of a ``step``, in a ``save``, or at the ``start``, when Lightning has
-            installed no handler yet.
+        where: In the middle of a ``step``, in a ``save``, in a ``validation``, or at the ``start``,
+            when Lightning has installed no handler yet.
         step: In which step.
         group: Whether the whole process group gets it, data-loader workers included.
         times: How many times it comes, one after the other.
@@ -57,6 +57,10 @@ class Signalled(Callback):
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Send it in the middle of a step."""
         self._send(trainer, "step", is_now=trainer.global_step == self.step)
+
+    def on_validation_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Send it in the middle of a validation."""
+        self._send(trainer, "validation", is_now=not trainer.sanity_checking and self.times > 0)
 
     def on_save_checkpoint(self, trainer: Any, *_: Any) -> None:
         """Send it in the middle of a save."""

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import sys
 import time
 import warnings
 from functools import partial
@@ -20,6 +22,7 @@ from tests.failing_ranks import GROUP_TIMEOUT_S, PEERS_S, assert_clean, fail, fa
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import (
     HANG_S,
+    EvaluatedModel,
     Job,
     make_data,
     make_model,
@@ -170,6 +173,55 @@ def test_a_second_fit_says_that_the_group_was_ended(
     assert reports[0]["second"] == "RuntimeError", running.told()
     assert "The process group of this process was ended" in running.ranks[0].text()
     assert all(report["left"] == report["left_again"] == [] for report in reports)
+
+
+class LongEvaluated(EvaluatedModel):
+    """A model whose rank 1 fails in its third batch, and the other goes on for minutes."""
+
+    def test_step(self, batch: Any, _index: int) -> Any:
+        """Take a millisecond, without any collective."""
+        if _index == 2 and self.trainer.global_rank == 1:
+            print(f"failing_at {time.monotonic()}", flush=True)  # noqa: T201 - read from the log
+            message = "a bad batch on rank 1"
+            raise ValueError(message)
+        time.sleep(0.001)
+        return super().test_step(batch, _index)
+
+    predict_step = validation_step = test_step
+
+
+def evaluate(name: str, job: Job, report: str) -> None:
+    """Do something else with a Trainer than to train."""
+    warnings.filterwarnings("ignore")
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO)
+    trainer = make_trainer(job)
+    found: dict[str, Any] = {}
+    try:
+        getattr(trainer, name)(LongEvaluated(), make_data(10**5))
+    except Exception as error:  # noqa: BLE001 - looked at by the test
+        found = {"error": type(error).__name__, "text": str(error)}
+    found |= {"ended_at_s": time.monotonic(), "patched": patched(trainer)}
+    found |= {"threads": our_threads(within_s=2.0), "handlers": []}
+    Path(report).write_text(json.dumps(found), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["validate", "test", "predict"])
+def test_a_rank_that_meets_nobody_for_long_leaves_with_the_cause(
+    name: str, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Between its batches there is no collective that could break; it learns of it all the same."""
+    job = Job(folder=f"{tmp_path}/checkpoints", group_timeout_s=GROUP_TIMEOUT_S)
+    with store_server() as port:
+        running = lightning_job.start(
+            warm_python, job, tmp_path / "job", port=port, function=partial(evaluate, name)
+        )
+        peer, own = running.wait()
+
+    assert (own["error"], own["text"]) == ("ValueError", "a bad batch on rank 1"), running.told()
+    assert peer["error"] == "PeerFailedError", running.told()
+    assert "Rank 1 failed first" in peer["text"]
+    assert peer["ended_at_s"] - failed_at_s(running, 1) < PEERS_S
+    assert_clean([peer, own])
 
 
 @pytest.mark.parametrize(

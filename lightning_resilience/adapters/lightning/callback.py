@@ -256,9 +256,16 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             self._pausing.after_step()
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Leave a long validation in time, where this process was told to stop."""
+        """Leave in time, where this process was told to stop or another rank has left.
+
+        Ranks that validate, test or predict need not meet in a collective for hours.
+        """
         if self._boundary is not None:
             self._boundary.between_batches()
+        if self._session is not None and self._session.failing is not None:
+            self._session.failing.check()
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def breaker_report(self) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker.
