@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
+from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.core.validation import check_at_least, check_less
@@ -53,6 +54,7 @@ CONFIGS: Final[tuple[type[Any], ...]] = (
     BreakerConfig,
     AdmissionConfig,
     JointConfig,
+    CheckpointConfig,
 )
 """Every config dataclass, in the order of the option table."""
 

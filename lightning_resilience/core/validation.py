@@ -19,6 +19,7 @@ from lightning_resilience.errors import ConfigError
 __all__ = [
     "check_at_least",
     "check_choice",
+    "check_flag",
     "check_kind",
     "check_less",
     "check_seconds",
@@ -123,6 +124,17 @@ def check_choice(name: str, value: object, *, choices: tuple[str, ...]) -> None:
             f"{name}={_text(value)} is not allowed: "
             f"it must be one of {', '.join(map(repr, choices))}."
         )
+        raise ConfigError(message)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False.
+
+    Raises:
+        ConfigError: The value is something else; 0 and 1 are.
+    """
+    if not isinstance(value, bool):
+        message = f"{name}={_text(value)} is not allowed: it must be True or False."
         raise ConfigError(message)
 
 

@@ -36,6 +36,7 @@ from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_st
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.agenda import AgendaKind
+from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.pausing import steps
 from lightning_resilience.core.shards import Saving
@@ -87,6 +88,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         budget: A ``BudgetConfig``, or a mapping of its options.
         admission: An ``AdmissionConfig``, or a mapping of its options.
         joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
+        checkpoints: A mapping of ``preflight``, ``max_consecutive_save_failures`` and
+            ``allow_fresh_start``.
         on_outage: What a save or a load does while storage is ill. ``wait`` (default) waits for it
             up to ``deadline_s``; ``fail`` raises the same error on all ranks.
         on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
@@ -129,6 +132,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         budget: BudgetConfig | Mapping[str, Any] | None = None,
         admission: AdmissionConfig | Mapping[str, Any] | None = None,
         joint: Mapping[str, Any] | None = None,
+        checkpoints: Mapping[str, Any] | None = None,
         on_outage: str | None = None,
         on_store_loss: str | None = None,
         termination_grace_s: float | None = None,
@@ -164,6 +168,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             max_pending_saves=max_pending_saves,
             pause_training=pause_training,
         )
+        self._checkpoints = build(CheckpointConfig, checkpoints)
         checked = self._options
         check_relations(checked.retry, checked.breaker, self._joint, budget=checked.budget)
         self._forget()
@@ -301,6 +306,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             sink=sink,
             asked=self._asked,
         )
+        session.checkpoints = self._checkpoints
         if session.member.world_size > 1:
             session.failing = Failing(
                 session.member, driver=session.driver, step=lambda: trainer.global_step

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_resilience.adapters.lightning.alone import Alone
 from lightning_resilience.adapters.lightning.removals import Removals
 from lightning_resilience.adapters.lightning.work import Asked, Passage, carry_out, hand_over
+from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.incident import PeerInterruption
 from lightning_resilience.core.joint import error_of, report_of
@@ -66,6 +67,7 @@ class Session:
         failing: What this rank tells and knows of ranks that leave; None where it is the only one.
         place: Tells where in training the next joint operation is.
         background: What is written in the background; None where nothing is.
+        checkpoints: What checkpoints the run insists on.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Session:
         self.failing: Failing | None = None
         self.place: Callable[[], str] = str
         self.background: Background | None = None
+        self.checkpoints = CheckpointConfig()
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0

@@ -15,6 +15,7 @@ from lightning_resilience.core import validation
 from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
+from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.errors import ConfigError
@@ -49,6 +50,7 @@ WHOLE = {
     BreakerConfig: ("trip_failures", "reopen_failures", "max_concurrent", "ramp_start"),
     BudgetConfig: ("retry_floor",),
     JointConfig: ("max_pending_saves",),
+    CheckpointConfig: ("max_consecutive_save_failures",),
 }
 MOST = {"max_concurrent": 1024}
 OTHERS = {
@@ -56,6 +58,7 @@ OTHERS = {
     BreakerConfig: ("quorum_fraction",),
     BudgetConfig: ("retry_ratio",),
     JointConfig: ("on_outage", "on_store_loss", "pause_training"),
+    CheckpointConfig: ("preflight", "allow_fresh_start"),
 }
 NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, True, False, "5", b"5", [5], 10**400)
 

@@ -24,6 +24,7 @@ from lightning_resilience import (
     ResilienceCallback,
     RetryPolicy,
 )
+from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
 from tests.lightning_job import Job, make_data, make_model, make_trainer
 
@@ -40,6 +41,7 @@ GROUPS = {
     "budget": BudgetConfig,
     "admission": AdmissionConfig,
     "joint": JointConfig,
+    "checkpoints": CheckpointConfig,
 }
 NO_NUMBERS = ("five", None, True, math.nan, math.inf, [1])
 
@@ -48,6 +50,8 @@ def bad_values(group: str, field: dataclasses.Field[Any]) -> list[Any]:
     """Return values that this option cannot have, whatever the others are."""
     if field.name == "pause_training":
         return ["maybe", "", None, True, 0, -1, 1.5]
+    if isinstance(field.default, bool):
+        return ["maybe", "", None, 1, 0]
     if isinstance(field.default, str):
         return ["maybe", "", None, 1]
     optional = [value for value in NO_NUMBERS if value is not None or group != "joint"]
