@@ -26,9 +26,11 @@ Nothing here makes a bucket, and nothing here repeats anything: the caller's gua
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,7 @@ from lightning_resilience.core.evidence import inner_codes
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from fsspec import AbstractFileSystem
@@ -49,7 +52,14 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["FsspecObjectStore", "find_info", "fsync_directory", "protocols", "strip_protocol"]
+__all__ = [
+    "FsspecObjectStore",
+    "find_info",
+    "fsync_directory",
+    "modified_s",
+    "protocols",
+    "strip_protocol",
+]
 
 _PUT_OBJECT_BYTES_MAX = 5 * 2**30
 _PART_BYTES = 64 * 2**20
@@ -59,6 +69,8 @@ _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
 _UPLOAD_IS_GONE = "NoSuchUpload"
 # What they send is one request where it is small enough, and they tell of it afterwards.
 _SENDING_AT_ONCE = frozenset({"gs", "gcs", "abfs", "abfss", "az", "adl"})
+# What filesystems call the time of the last change.
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 # Half of the default stall_timeout_s, for who has no policy.
 _PATIENCE_S = 30.0
 # Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
@@ -282,6 +294,25 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
         if not _is_absence(error):
             raise
         return None
+
+
+def modified_s(item: Mapping[str, Any]) -> float | None:
+    """Return when something was written, in seconds of the storage's clock since 1970.
+
+    Args:
+        item: What the filesystem says of it.
+
+    Returns:
+        None where it does not say.
+    """
+    said = next((item[key] for key in _TIMES if item.get(key) is not None), None)
+    if isinstance(said, str):
+        # Python 3.10 does not know the letter that stands for UTC.
+        with contextlib.suppress(ValueError):
+            said = datetime.fromisoformat(said.replace("Z", "+00:00"))
+    if isinstance(said, datetime):
+        return (said if said.tzinfo else said.replace(tzinfo=timezone.utc)).timestamp()
+    return float(said) if isinstance(said, (int, float)) else None
 
 
 def _is_absence(error: FileNotFoundError) -> bool:

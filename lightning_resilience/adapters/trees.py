@@ -30,7 +30,7 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
@@ -52,6 +52,7 @@ __all__ = [
     "Publication",
     "Tree",
     "digest_of_file",
+    "digest_of_open",
     "fetch",
     "files_below",
     "measure",
@@ -131,15 +132,28 @@ def digest_of_file(path: Path, token: CancelToken, *, synchronise: bool = False)
         token: Told of progress, and asked whether the caller has given up.
         synchronise: Whether to synchronise it with its disk.
     """
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            token.raise_if_cancelled()
-            digest.update(piece)
-            token.progress()
+        _, digest = digest_of_open(file, token)
         if synchronise:
             os.fsync(file.fileno())
-    return f"xxh3-128:{digest.hexdigest()}"
+    return digest
+
+
+def digest_of_open(file: Any, token: CancelToken) -> tuple[int, str]:
+    """Read a file through, wherever it is; return how many bytes came, and their digest.
+
+    Args:
+        file: An open binary file, at its beginning.
+        token: Told of progress, and asked whether the caller has given up.
+    """
+    digest = xxhash.xxh3_128()
+    size_bytes = 0
+    while piece := file.read(PIECE_BYTES):
+        token.raise_if_cancelled()
+        digest.update(piece)
+        size_bytes += len(piece)
+        token.progress()
+    return size_bytes, f"xxh3-128:{digest.hexdigest()}"
 
 
 @dataclass(slots=True, kw_only=True)
