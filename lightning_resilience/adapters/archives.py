@@ -14,7 +14,6 @@ packed is held to its checksums only.
 from __future__ import annotations
 
 import io
-import itertools
 import pickletools
 import struct
 import zipfile
@@ -141,9 +140,9 @@ def _other(file: io.BufferedReader, head: bytes) -> Look:
         return Look.LEGACY
     if head.lstrip().lower().startswith(_PAGES):
         return Look.PAGE
-    rest = iter(lambda: file.read(PIECE_BYTES), b"")
-    is_zero = all(not any(piece) for piece in itertools.chain([head], rest))
-    return Look.ZEROS if is_zero else Look.OTHER
+    file.seek(0)
+    pieces = iter(lambda: file.read(PIECE_BYTES), b"")
+    return Look.OTHER if any(piece.strip(b"\0") for piece in pieces) else Look.ZEROS
 
 
 class _Archive:
