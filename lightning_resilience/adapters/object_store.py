@@ -26,11 +26,9 @@ Nothing here makes a bucket, and nothing here repeats anything: the caller's gua
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +41,6 @@ from lightning_resilience.core.evidence import inner_codes
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from fsspec import AbstractFileSystem
@@ -56,7 +53,7 @@ __all__ = [
     "FsspecObjectStore",
     "find_info",
     "fsync_directory",
-    "modified_s",
+    "list_files",
     "protocols",
     "strip_protocol",
 ]
@@ -69,8 +66,6 @@ _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
 _UPLOAD_IS_GONE = "NoSuchUpload"
 # What they send is one request where it is small enough, and they tell of it afterwards.
 _SENDING_AT_ONCE = frozenset({"gs", "gcs", "abfs", "abfss", "az", "adl"})
-# What filesystems call the time of the last change.
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 # Half of the default stall_timeout_s, for who has no policy.
 _PATIENCE_S = 30.0
 # Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
@@ -296,23 +291,30 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
         return None
 
 
-def modified_s(item: Mapping[str, Any]) -> float | None:
-    """Return when something was written, in seconds of the storage's clock since 1970.
+def list_files(fs: AbstractFileSystem, path: str) -> dict[str, int | None]:
+    """Return the files below a directory: size in bytes, where the storage says it, by their names.
 
-    Args:
-        item: What the filesystem says of it.
+    fsspec's own ``find`` leaves out what it could not list, and says nothing.
 
-    Returns:
-        None where it does not say.
+    Raises:
+        OSError: It cannot be told what is there.
     """
-    said = next((item[key] for key in _TIMES if item.get(key) is not None), None)
-    if isinstance(said, str):
-        # Python 3.10 does not know the letter that stands for UTC.
-        with contextlib.suppress(ValueError):
-            said = datetime.fromisoformat(said.replace("Z", "+00:00"))
-    if isinstance(said, datetime):
-        return (said if said.tzinfo else said.replace(tzinfo=timezone.utc)).timestamp()
-    return float(said) if isinstance(said, (int, float)) else None
+    root = path.rstrip("/")
+    files: dict[str, int | None] = {}
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        fs.invalidate_cache(folder)
+        for item in fs.ls(folder, detail=True):
+            name = str(item["name"]).rstrip("/")
+            # Object storage may list a directory's own mark in it.
+            if name == folder:
+                continue
+            if item["type"] == "directory" and not item.get("islink"):
+                folders.append(name)
+            else:
+                files[name[len(root) + 1 :]] = item.get("size")
+    return files
 
 
 def _is_absence(error: FileNotFoundError) -> bool:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.adapters.archives import examine
+from lightning_resilience.adapters.listings import modified_s
 from lightning_resilience.adapters.manifests import read_manifest
-from lightning_resilience.adapters.object_store import find_info, modified_s
+from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.staging import is_staging_name
 from lightning_resilience.adapters.trees import digest_of_open
 from lightning_resilience.core.evidence import redacted
@@ -111,6 +112,7 @@ class Verification:
         return newest_first(found)
 
     def _list(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        self._storage.drop_caches(self._directory)
         place = self._storage.place(self._directory)
         found = find_info(place.fs, place.path)
         shown = redacted(self._directory)
@@ -151,7 +153,9 @@ class Verification:
         info = find_info(place.fs, place.path)
         if info is None:
             return self._absent(place, name, manifest)
-        files = _files_of(place, info)
+        is_file = info["type"] != "directory"
+        files = {"": info.get("size")} if is_file else list_files(place.fs, place.path)
+        self._token.progress()
         if manifest is None:
             state, reason = self._undescribed(place, info, files)
         else:
@@ -161,7 +165,7 @@ class Verification:
             state=state,
             reason=reason,
             step=step_of(name, manifest),
-            size_bytes=sum(int(item.get("size") or 0) for item in files.values()),
+            size_bytes=sum(size or 0 for size in files.values()),
             modified_s=modified_s(info),
         )
 
@@ -175,15 +179,15 @@ class Verification:
         return None
 
     def _described(
-        self, place: Place, manifest: Manifest, files: dict[str, Any]
+        self, place: Place, manifest: Manifest, files: dict[str, int | None]
     ) -> tuple[State, str]:
         found: dict[str, tuple[int, str | None]] = {}
-        for name, item in files.items():
-            size, digest = item.get("size"), None
-            if not self._is_quick or size is None:
-                with place.fs.open(item["name"], "rb") as file:
-                    size, digest = digest_of_open(file, self._token)
-            found[name] = (int(size), digest)
+        for name, size in files.items():
+            if self._is_quick and size is not None:
+                found[name] = (size, None)
+                continue
+            with place.fs.open(_below(place, name), "rb") as file:
+                found[name] = digest_of_open(file, self._token)
         state, reason = of_described(manifest, found)
         if state is State.CORRUPT:
             self._expect(place, manifest)
@@ -195,13 +199,13 @@ class Verification:
             raise _ChangedError
 
     def _undescribed(
-        self, place: Place, info: dict[str, Any], files: dict[str, Any]
+        self, place: Place, info: dict[str, Any], files: dict[str, int | None]
     ) -> tuple[State, str]:
         names = [name for name in files if "/" not in name]
         form = form_of(str(info["type"]), names)
         seen: dict[str, Seen] = {}
-        for name, item in files.items():
-            with place.fs.open(item["name"], "rb") as file:
+        for name in files:
+            with place.fs.open(_below(place, name), "rb") as file:
                 seen[name] = examine(file, self._token, is_quick=self._is_quick)
         state, reason = of_undescribed(form, seen)
         if state is State.CORRUPT and find_info(place.fs, place.path) != info:
@@ -209,10 +213,5 @@ class Verification:
         return state, reason
 
 
-def _files_of(place: Place, info: dict[str, Any]) -> dict[str, Any]:
-    """Return what storage says of each file by its path below the checkpoint."""
-    if info["type"] != "directory":
-        return {"": {**info, "name": place.path}}
-    root = place.path.rstrip("/")
-    found = place.fs.find(place.path, detail=True)
-    return {name[len(root) + 1 :]: {**item, "name": name} for name, item in found.items()}
+def _below(place: Place, name: str) -> str:
+    return f"{place.path.rstrip('/')}/{name}" if name else place.path

@@ -349,6 +349,24 @@ def test_a_storage_that_cannot_tell_is_an_error(directory: Directory, *, is_quic
     assert directory.states() == {"a.ckpt": "unverified"}
 
 
+def test_shards_that_cannot_be_listed_are_not_missing(
+    near: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a checkpoint corrupt for it."""
+    near.save_all("a.ckpt", {**SHARDED, "more/0.pt": archive()})
+    list_one = near.place.fs.ls
+
+    def refuse(path: str, **options: Any) -> Any:
+        if path.endswith("more"):
+            raise PermissionError("Access Denied")
+        return list_one(path, **options)
+
+    monkeypatch.setattr(near.place.fs, "ls", refuse)
+
+    with pytest.raises(PermissionError):
+        near.verify()
+
+
 def test_a_directory_that_is_not_there_is_an_error(directory: Directory, local: Directory) -> None:
     """Whoever misspelt it does not learn that there are no checkpoints."""
     with pytest.raises(FileNotFoundError, match="no such directory"):
