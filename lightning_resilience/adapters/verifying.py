@@ -127,7 +127,6 @@ class Verification:
 
     def _names_in(self, place: Place) -> dict[str, Any]:
         self._token.raise_if_cancelled()
-        place.fs.invalidate_cache(place.path)
         listed = place.fs.ls(place.path, detail=True)
         self._token.progress()
         own = place.path.rstrip("/")

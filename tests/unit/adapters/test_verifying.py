@@ -331,6 +331,25 @@ def test_kept_listings_and_sizes_are_not_believed(
     assert directory.states() == {"step=3.ckpt": "unverified", "step=1.ckpt": "corrupt"}
 
 
+def test_a_kept_listing_of_shards_is_not_believed(
+    s3_server: S3Server, spool: Callable[[], str]
+) -> None:
+    """Nor is the mark of a folder, which some programs make, a checkpoint in that folder."""
+    bucket = s3_server.new_bucket()
+    options = {**s3_server.storage_options, "use_listings_cache": True}
+    directory = Directory(Storage(options, spool=spool), f"s3://{bucket}/run.ckpt")
+    directory.save_all("a.ckpt", {**SHARDED, "more/0.pt": archive(), "more/1.pt": archive()})
+    assert directory.states() == {"a.ckpt": "verified"}
+
+    client = s3_server.client()
+    client.put_object(Bucket=bucket, Key="run.ckpt/")
+    client.delete_object(Bucket=bucket, Key="run.ckpt/a.ckpt/more/1.pt")
+    (found,) = directory.verify()
+
+    assert found.name == "a.ckpt"
+    assert "more/1.pt is missing" in found.reason
+
+
 @pytest.mark.parametrize("is_quick", [True, False])
 def test_a_storage_that_cannot_tell_is_an_error(directory: Directory, *, is_quick: bool) -> None:
     """Nothing is called corrupt because it could not be read."""

@@ -164,6 +164,10 @@ ORDERS = [
         "no step, and written in between",
         [finding("b", step=9, at_s=6.0), finding("last", at_s=5.0), finding("a", step=8, at_s=4.0)],
     ),
+    (
+        "no step, and written first",
+        [finding("b", step=9, at_s=6.0), finding("a", step=8, at_s=5.0), finding("last", at_s=4.0)],
+    ),
     ("no step and no time", [finding("a", step=0, at_s=1.0), finding("b")]),
     ("orphans last", [finding("a", step=1), finding("b", step=9, state="orphan")]),
 ]
