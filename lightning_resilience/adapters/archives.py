@@ -43,7 +43,7 @@ _SMALLEST_BYTES: Final = 64
 
 _BEGINS, _ENTRY_BEGINS = b"PK\x03\x04", b"PK\x01\x02"
 _END_BEGINS, _END_64_BEGINS, _LOCATOR_BEGINS = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
-_HEADER_BYTES, _ENTRY_BYTES = 30, 46
+_HEADER_BYTES, _ENTRY_BYTES, _DESCRIPTOR_BYTES = 30, 46, 24
 # The number that torch.save wrote first before it wrote archives, pickled.
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _PAGES: Final = (b"<!doctype", b"<html", b"<?xml", b"<head", b"<body", b"<error")
@@ -212,7 +212,8 @@ class _Archive:
         named = self._read(behind_header, behind_header + name_bytes + extra_bytes)
         data_end = behind_header + len(named) + record.compress_size
         is_streamed = bool(record.flag_bits & _STREAMED)
-        behind = self._read(min(data_end, end), end)
+        # One byte more than may be there, and not all up to an end that may be wrong.
+        behind = self._read(data_end, min(end, data_end + _DESCRIPTOR_BYTES + 1))
         return (
             header.startswith(_BEGINS)
             # Version, flags, method, and time; then checksum and sizes.

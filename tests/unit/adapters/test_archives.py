@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import pickle
@@ -242,6 +243,26 @@ def test_a_read_that_fails_is_no_damage() -> None:
     for number in range(1, whole.reads + 1):
         with pytest.raises(ConnectionResetError):
             examine(FailingFile(data, fails_at=number), RecordingToken())
+
+
+class StrictFile(io.BytesIO):
+    """Can go nowhere but where it has bytes, as files of some storages."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go there, or fail."""
+        if whence == io.SEEK_SET and not 0 <= offset <= len(self.getvalue()):
+            raise OSError(errno.EINVAL, f"cannot seek to {offset}")
+        return super().seek(offset, whence)
+
+
+@pytest.mark.parametrize("data", [saved(), repacked(saved())], ids=["torch", "repacked"])
+def test_a_table_that_points_outside_of_the_file_is_damage(data: bytes) -> None:
+    """It is not the storage that has failed."""
+    offset = data.rindex(b"PK\x01\x02") + 42
+
+    for byte in range(4):
+        damaged = StrictFile(flipped(data, offset + byte, bit=7))
+        assert examine(damaged, RecordingToken()).look is Look.DAMAGED
 
 
 def test_each_piece_is_a_mark_of_progress_and_may_be_the_last() -> None:
