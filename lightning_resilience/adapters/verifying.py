@@ -129,10 +129,7 @@ class Verification:
         self._token.raise_if_cancelled()
         listed = place.fs.ls(place.path, detail=True)
         self._token.progress()
-        own = place.path.rstrip("/")
-        # Object storage may list the marker of a folder in the folder.
-        paths = ((str(item["name"]).rstrip("/"), item) for item in listed)
-        return {path.rpartition("/")[2]: item for path, item in paths if path != own}
+        return {str(item["name"]).rstrip("/").rpartition("/")[2]: item for item in listed}
 
     def _settled(self, name: str) -> Finding | None:
         """Look at one checkpoint until it did not change; None where it is gone."""
