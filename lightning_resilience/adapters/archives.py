@@ -35,8 +35,8 @@ __all__ = ["examine"]
 
 _BUFFER_BYTES: Final = 2**20
 _HEAD_BYTES: Final = 2**16
-_PICKLE_BYTES_MAX: Final = 2**28
-"""A larger pickle would take minutes to look through; the tensors are not in it."""
+_PICKLE_BYTES_MAX: Final = 2**26
+"""What is looked through in about ten seconds. Tensors are not in it, so few are larger."""
 _LISTED: Final = 3
 _SMALLEST_BYTES: Final = 64
 """An archive with one record is larger. Below, ``zipfile`` seeks to before the beginning."""
