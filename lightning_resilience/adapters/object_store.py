@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 __all__ = ["FsspecObjectStore", "find_info", "fsync_directory", "protocols", "strip_protocol"]
 
 _PUT_OBJECT_BYTES_MAX = 16 * 2**20
-_PART_BYTES = 8 * 2**20
+_PART_BYTES = 16 * 2**20
 # What "there is no such object" looks like inside a FileNotFoundError; no code at all is what
 # filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
 _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})

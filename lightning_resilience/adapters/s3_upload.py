@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.landings import Landing
     from lightning_resilience.core.parts import Cut
+    from lightning_resilience.ports import CancelToken
 
 
 __all__ = ["put_object", "put_parts"]
@@ -67,7 +68,7 @@ def put_parts(
         staged_path: The file.
         path: Bucket and key.
         landing: As for ``put_object``.
-        part_bytes: Length of a part; see ``core.parts`` for how many are in memory.
+        part_bytes: Length of a part; longer where there would be too many, see ``core.parts``.
 
     Raises:
         CallTimeoutError: The caller has given up.
@@ -147,9 +148,9 @@ class _Parts:
         for number in self._numbers:
             self._token.raise_if_cancelled()
             offset = (number - 1) * self._plan.part_bytes
-            data = await asyncio.to_thread(os.pread, self._fd, self._plan.part_bytes, offset)
+            body = _Part(self._fd, offset, self._plan.part_bytes, token=self._token)
             answer = await self._fs._call_s3(  # noqa: SLF001 - the one that can be cancelled
-                "upload_part", **self._upload, PartNumber=number, Body=data
+                "upload_part", **self._upload, PartNumber=number, Body=body
             )
             self._tags[number] = answer["ETag"]
             self._token.progress()
@@ -180,6 +181,48 @@ def _request(fs: AbstractFileSystem, method: str, landing: Landing, **kwargs: An
 def _start(fs: AbstractFileSystem, method: str, **kwargs: Any) -> concurrent.futures.Future[Any]:
     call = fs._call_s3(method, **kwargs)  # noqa: SLF001 - the one that can be cancelled
     return asyncio.run_coroutine_threadsafe(call, fs.loop)
+
+
+class _Part(io.RawIOBase):
+    """A part of an open file, which is read as it is sent and never whole in memory.
+
+    Args:
+        fd: The file.
+        offset: Where the part begins.
+        limit: How long it is at most; the last one ends with the file.
+        token: Told of each piece that is read.
+    """
+
+    def __init__(self, fd: int, offset: int, limit: int, *, token: CancelToken) -> None:
+        super().__init__()
+        self._fd = fd
+        self._offset = offset
+        self._size_bytes = min(limit, os.fstat(fd).st_size - offset)
+        self._token = token
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        base = (0, self._position, self._size_bytes)[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._token.raise_if_cancelled()
+        left = max(0, self._size_bytes - self._position)
+        data = os.pread(self._fd, min(left, len(buffer)), self._offset + self._position)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        self._token.progress()
+        return len(data)
 
 
 class _Body(io.FileIO):

@@ -2,17 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a file is cut into the parts of an upload, and how many of them are under way at once.
 
-The object storage protocol allows 10,000 parts. Each part that is under way is in memory, once as
-it was read and for a moment once more as it is sent, so the length of a part decides how many
-there may be:
-
-=====================  ==========  =======================  =====================
-file                   part        under way at once        in memory, at most
-=====================  ==========  =======================  =====================
-up to 78 GiB           8 MiB       4                        64 MiB
-up to 156 GiB          16 MiB      2                        64 MiB
-beyond                 1/10,000    1                        two parts
-=====================  ==========  =======================  =====================
+One connection to object storage is slower than the network, so a few parts go at the same time. A
+part is read as it is sent, so neither its length nor their number costs memory; requests are paid
+for, so parts are not short. The protocol allows 10,000 of them: longer files have longer ones.
 """
 
 from __future__ import annotations
@@ -24,7 +16,6 @@ from typing import Final
 __all__ = ["Cut", "cut"]
 
 _PARTS_MAX: Final = 10_000
-_IN_FLIGHT_BYTES: Final = 32 * 2**20
 # More hardly helps one connection pool, and a retry is load: so is a burst.
 _IN_FLIGHT_MAX: Final = 4
 
@@ -57,5 +48,4 @@ def cut(size_bytes: int, *, part_bytes: int) -> Cut:
     while part_bytes * _PARTS_MAX < size_bytes:
         part_bytes *= 2
     count = -(-size_bytes // part_bytes)
-    in_flight = max(1, min(_IN_FLIGHT_MAX, _IN_FLIGHT_BYTES // part_bytes, count))
-    return Cut(part_bytes=part_bytes, count=count, in_flight=in_flight)
+    return Cut(part_bytes=part_bytes, count=count, in_flight=min(_IN_FLIGHT_MAX, count))
