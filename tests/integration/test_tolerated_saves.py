@@ -18,6 +18,7 @@ from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import (
     Job,
+    Model,
     Running,
     find,
     make_data,
@@ -257,7 +258,7 @@ def test_a_link_that_fails_does_not_take_the_old_one_away(
         with pytest.raises(JointError, match=r"At step 6, link of"):
             fit(job)
 
-    assert Path(os.readlink(tmp_path / "local" / "last.ckpt")).name == "step=4.ckpt"
+    assert (tmp_path / "local" / "last.ckpt").readlink().name == "step=4.ckpt"
     assert names(job) == ["last.ckpt", "step=2.ckpt", "step=4.ckpt", "step=6.ckpt"]
 
 
@@ -270,6 +271,28 @@ def test_a_removal_that_failed_is_made_up_for(faulty: Callable[..., Job]) -> Non
 
     assert names(job) == ["step=6.ckpt"]
     assert Path(find(trainer, "ModelCheckpoint").best_model_path).name == "step=6.ckpt"
+
+
+class Alternating(Model):
+    """A model whose checkpoints take two names in turn."""
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        """Log which name it is."""
+        self.log("parity", float((self.trainer.global_step + 1) // 2 % 2))
+        return super().training_step(batch, index)
+
+
+def test_a_name_that_is_used_again_is_not_removed_any_more(faulty: Callable[..., Job]) -> None:
+    """Its removal had failed, and would now hit the checkpoint that has taken its place."""
+    rule = Rule(operations=("rm_file",), name="parity", error="denied", last=2)
+    checkpoint = {**BEST, "filename": "{parity:.0f}", "enable_version_counter": False}
+    job = faulty(rule, options=tolerant(3), checkpoint=checkpoint, steps=6)
+    trainer = make_trainer(job)
+
+    with pytest.raises(JointError, match="At step 4, remove of"):
+        trainer.fit(Alternating(), make_data())
+
+    assert Path(find(trainer, "ModelCheckpoint").best_model_path).name in names(job)
 
 
 class Saver(Callback):
