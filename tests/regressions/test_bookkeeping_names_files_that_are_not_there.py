@@ -8,8 +8,8 @@ the next checkpoint would have carried that on.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,19 +107,29 @@ def test_after_a_tolerated_failure_training_goes_on_with_books_that_are_true(
         trainer, watch = make_trainer(job), Watch()
         trainer.callbacks.append(watch)
 
-        with contextlib.suppress(JointError):
-            trainer.fit(make_model(), make_data())
+        error = error_of(partial(trainer.fit, make_model(), make_data()))
 
         callback = find(trainer, "ModelCheckpoint")
         assert (trainer.global_step, watch.missing) == (8, []), f"call {number} failed"
         assert absent(callback) == [], f"call {number} failed"
-        if checkpoint.get("save_top_k") != -1:
+        # What could not be removed at the very end is left, and the error says so.
+        is_left = "remove of" in error
+        if callback.save_top_k != -1 and not is_left:
             assert listed(job) == books(callback), f"call {number} failed"
         shutil.rmtree(job.folder.removeprefix("faulty://"), ignore_errors=True)
         if not plan_in_use().calls(operation, name="ckpt")[number - 1 :]:
             break
     else:
         pytest.fail("it never ran out of calls to fail")
+
+
+def error_of(train: Callable[[], None]) -> str:
+    """Return the text of the error that training ends with, or nothing."""
+    try:
+        train()
+    except JointError as error:
+        return str(error)
+    return ""
 
 
 class Watch(Callback):
