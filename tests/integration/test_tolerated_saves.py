@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -234,6 +235,36 @@ def test_one_rank_tolerates_as_many(home: str, faulty: Callable[..., Job]) -> No
     assert Path(find(trainer, "ModelCheckpoint").best_model_path).name == "step=4.ckpt"
 
 
+@pytest.mark.parametrize("error", ["denied", "expired", "odd"])
+def test_a_save_that_was_given_up_counts_whatever_it_failed_with(
+    error: str, faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It need not be for good: what matters is that the policy gives up."""
+    rule = Rule(operations=("put_file",), name="step=2", error=error)
+    job = faulty(rule, options=tolerant(2), checkpoint=BEST)
+
+    fit(job)
+
+    assert names(job) == ["step=4.ckpt"]
+    assert caplog.text.count("training goes on after a failed save") == 1
+
+
+def test_training_goes_on_through_an_outage_that_is_not_waited_for(
+    faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The saves fail at once while the circuit is open, and what was lost is told at the end."""
+    outage = {"on_outage": "fail", "breaker": {"open_for_s": 20, "max_open_for_s": 20}}
+    job = faulty(Rule(error="reset", name="step"), options={**tolerant(9), **outage}, steps=6)
+    trainer = make_trainer(job)
+
+    with pytest.raises(JointError, match=r"Training has ended well.*At step 2.*step 4.*step 6"):
+        trainer.fit(make_model(), make_data())
+
+    assert (trainer.global_step, names(job)) == (6, [])
+    assert find(trainer, "ModelCheckpoint").best_model_path == ""
+    assert caplog.text.count("training goes on after a failed save") == 3
+
+
 def test_by_default_the_first_failed_save_ends_training(faulty: Callable[..., Job]) -> None:
     """Whoever wants more has to say so."""
     with pytest.raises(JointError, match=r"step=2.ckpt failed on all ranks"):
@@ -313,3 +344,23 @@ def test_a_save_of_the_users_own_is_never_tolerated(faulty: Callable[..., Job]) 
         trainer.fit(make_model(), make_data())
 
     assert trainer.global_step == 1
+
+
+class Terminated(Callback):
+    """Tells its own process to stop."""
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Do so after the third step."""
+        if trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_save_at_a_signal_is_never_tolerated(faulty: Callable[..., Job]) -> None:
+    """No later one could make up for it, and the job must not look as if it had been saved."""
+    trainer = make_trainer(faulty(*denied("last"), options=tolerant(9)))
+    trainer.callbacks.append(Terminated())
+
+    with pytest.raises(JointError, match=r"last.ckpt failed on all ranks"):
+        trainer.fit(make_model(), make_data())
+
+    assert trainer.global_step == 3
