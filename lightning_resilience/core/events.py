@@ -39,6 +39,7 @@ __all__ = [
     "RetriesExhausted",
     "RetryDenied",
     "RetryScheduled",
+    "SaveTolerated",
     "SlotAwaited",
     "SlotForgiven",
     "StoreLost",
@@ -377,3 +378,15 @@ class CheckpointRemoved(Event):
     """A checkpoint was removed, or was already absent."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveTolerated(Event):
+    """A save of ``ModelCheckpoint`` has failed, and training goes on: ``limit`` in a row end it."""
+
+    step: int
+    number: int
+    limit: int
+    outcome: str
+    first_rank: int | None
+    error: str
