@@ -22,6 +22,7 @@ __all__ = [
     "CallStalled",
     "CheckpointPublished",
     "CheckpointRemoved",
+    "CheckpointSetAside",
     "CollectivesEnded",
     "DependencyAwaited",
     "Event",
@@ -377,3 +378,12 @@ class CheckpointRemoved(Event):
     """A checkpoint was removed, or was already absent."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSetAside(Event):
+    """A damaged checkpoint was moved to where no search finds it; a note beside it says why."""
+
+    path: str
+    to: str
+    reason: str
