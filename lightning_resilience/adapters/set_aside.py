@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from lightning_resilience.adapters.manifests import raw_manifest, remove_manifest
-from lightning_resilience.adapters.object_store import find_info, fsync_directory
+from lightning_resilience.adapters.object_store import find_info, fsync_directory, list_files
 from lightning_resilience.adapters.staging import discard, stage
 from lightning_resilience.adapters.trees import put_in_place
 from lightning_resilience.core.evidence import one_line, redacted
@@ -147,15 +147,16 @@ def _copy_and_remove(place: Place, aside: str, token: CancelToken) -> None:
         place.fs.invalidate_cache(place.path)
         return
     root = place.path.rstrip("/")
-    names = [name[len(root) + 1 :] for name in place.fs.find(root)]
+    names = list_files(place.fs, root)
     for name in names:
         _copy(place, f"{root}/{name}", f"{aside}/{name}", token=token)
-    # Order: all is copied; then what makes it look complete goes first.
-    for name in removal_order(names):
+    # Order: all is copied; then what makes it look complete goes first. And only what was copied.
+    first = removal_order(names)
+    for name in (*first, *(name for name in names if name not in first)):
         token.raise_if_cancelled()
-        place.store.remove(f"{root}/{name}")
-    token.raise_if_cancelled()
-    place.store.remove(place.path)
+        place.store.unlink(f"{root}/{name}")
+    if find_info(place.fs, root) is not None and not list_files(place.fs, root):
+        place.store.remove(root)
 
 
 def _copy(place: Place, source: str, target: str, *, token: CancelToken) -> None:

@@ -21,7 +21,7 @@ from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.loading import MarkedFile
 from lightning_resilience.adapters.lightning.sharded_work import look
 from lightning_resilience.adapters.manifests import check_contents, read_manifest
-from lightning_resilience.adapters.object_store import find_info
+from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.set_aside import identify
 from lightning_resilience.adapters.trees import digest_of_file
 from lightning_resilience.core.evidence import redacted
@@ -190,12 +190,13 @@ def _found(
     if item is None:
         raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(place.path))
     if item["type"] == "directory":
-        root = place.path.rstrip("/")
-        listed = place.fs.find(root, detail=True).items()
+        sizes = list_files(place.fs, place.path)
         token.progress()
-        sizes = {name[len(root) + 1 :]: each["size"] for name, each in listed}
         # What a user has put there besides does not make it damaged.
-        return {name: (size, None) for name, size in sizes.items() if name in manifest.contents}
+        there = {name: size for name, size in sizes.items() if name in manifest.contents}
+        told: dict[str, tuple[int, str | None]]
+        told = {name: (size, None) for name, size in there.items() if size is not None}
+        return told if len(told) == len(there) else None
     if item.get("size") is None:
         return None
     digest = digest_of_file(Path(place.path), token) if place.store.is_local else None
