@@ -233,7 +233,7 @@ def test_what_another_process_has_removed_is_no_error(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("names", [(), (".metadata", "__0_0.distcp", "__1_0.distcp")])
-@pytest.mark.parametrize("number", range(1, 25))
+@pytest.mark.parametrize("number", range(1, 27))
 def test_no_byte_is_lost_wherever_it_is_interrupted(
     names: tuple[str, ...], number: int, faulty: Callable[..., Bench], tmp_path: Path
 ) -> None:
