@@ -512,7 +512,8 @@ PLACES: dict[str, tuple[int, tuple[Rule, ...], list[str]]] = {
     "two ranks": (2, (), ["last.ckpt"]),
     "four ranks": (4, (), ["last.ckpt"]),
     "nothing": (2, (), []),
-    "torn": (2, (), ["last.ckpt"]),
+    "torn": (2, (), ["last.ckpt", "last-v1.ckpt"]),
+    "torn, and nobody minds": (2, (), ["last.ckpt"]),
     "rank 0 only": (2, (), ["a.ckpt"]),
     "rank 1 only": (2, (), ["a.ckpt"]),
     # The first listing is that of the checkpoint callback.
@@ -546,10 +547,12 @@ def jobs(
             home = tmp_path_factory.mktemp(place.replace(" ", "-"))
             (home / "checkpoints").mkdir()
             for name in names:
-                data = checkpoint.read_bytes()[: -100 if place == "torn" else None]
+                data = checkpoint.read_bytes()[: -100 if "torn" in place else None]
                 (home / "checkpoints" / name).write_bytes(data)
             folder = f"faulty://{home}/checkpoints"
             options: dict[str, Any] = {"resume": "last"}
+            if place == "torn, and nobody minds":
+                options["options"] = {"checkpoints": {"allow_fresh_start": True}}
             if place in GIVEN:
                 options = {"before": GivenTo(GIVEN[place], f"{folder}/a.ckpt")}
             found[place] = lightning_job.start(
@@ -595,7 +598,7 @@ def test_all_ranks_start_from_the_beginning_in_an_empty_directory(jobs: Jobs) ->
 
 @pytest.mark.multiprocess
 def test_all_ranks_raise_where_no_checkpoint_can_be_loaded(jobs: Jobs) -> None:
-    """The same error with the same text, and the file stays."""
+    """The same error with the same text, which names each of them; and they stay."""
     running = jobs["torn"]
 
     first, second = running.wait()
@@ -603,8 +606,22 @@ def test_all_ranks_raise_where_no_checkpoint_can_be_loaded(jobs: Jobs) -> None:
     assert first["error"] == second["error"] == "CheckpointError", running.told()
     assert first["text"] == second["text"]
     assert "last.ckpt: it is damaged" in first["text"]
+    assert "last-v1.ckpt: it is damaged" in first["text"]
     assert (first["patched"], first["threads"]) == ([], [])
-    assert running.names() == ["last.ckpt"]
+    assert running.names() == ["last.ckpt", "last-v1.ckpt"]
+
+
+@pytest.mark.multiprocess
+def test_all_ranks_start_from_the_beginning_where_they_are_told_to(jobs: Jobs) -> None:
+    """What is left unused is named once, and is not written over."""
+    running = jobs["torn, and nobody minds"]
+
+    reports = running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], running.told()
+    assert [report["resumed"] for report in reports] == [None, None]
+    assert running.told().count("allow_fresh_start is set") == 1
+    assert running.steps() == [2, 4]
 
 
 @pytest.mark.multiprocess
