@@ -300,11 +300,11 @@ def list_files(fs: AbstractFileSystem, path: str) -> dict[str, int | None]:
         OSError: It cannot be told what is there.
     """
     root = path.rstrip("/")
-    fs.invalidate_cache(root)
     files: dict[str, int | None] = {}
     folders = [root]
     while folders:
         folder = folders.pop()
+        fs.invalidate_cache(folder)
         for item in fs.ls(folder, detail=True):
             name = str(item["name"]).rstrip("/")
             # Object storage may list a directory's own mark in it.
