@@ -19,7 +19,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lightning_resilience import CheckpointError, JointError
+from lightning_resilience import CheckpointError, CorruptCheckpointError, JointError
 from lightning_resilience.adapters.lightning.deferral import Deferred
 from tests import lightning_job
 from tests.faulty_filesystem import VARIABLE, FaultPlan, Rule
@@ -236,6 +236,26 @@ def test_storage_that_is_ill_is_waited_for_before_one_is_set_aside(
     assert start.step == 2
     assert len(plan_in_use().calls("manifest_put_file", name="set-aside")) == 3
     assert set_aside(tmp_path) == {"last-v1.ckpt": torn}
+
+
+def test_what_is_found_damaged_while_it_is_loaded_is_an_error_that_says_what_to_do(
+    resuming: Callable[..., Job], tmp_path: Path
+) -> None:
+    """One flipped bit of a remote file: it stays, and no other one is taken in silence."""
+    job = resuming(options={}, resume=None, checkpoint={"save_last": True}, steps=2)
+    fit(job)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(JointError) as caught:
+        fit(resuming(options={}, steps=4))
+
+    assert isinstance(caught.value.__cause__, CorruptCheckpointError)
+    assert "Name another checkpoint as ckpt_path, or move this one" in str(caught.value.__cause__)
+    assert path.read_bytes() == data
+    assert set_aside(tmp_path) == {}
 
 
 @pytest.mark.parametrize("asked", ["last", "hpc"])
