@@ -49,7 +49,14 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["FsspecObjectStore", "find_info", "fsync_directory", "protocols", "strip_protocol"]
+__all__ = [
+    "FsspecObjectStore",
+    "find_info",
+    "fsync_directory",
+    "list_files",
+    "protocols",
+    "strip_protocol",
+]
 
 _PUT_OBJECT_BYTES_MAX = 16 * 2**20
 _PART_BYTES = 16 * 2**20
@@ -282,6 +289,32 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
         if not _is_absence(error):
             raise
         return None
+
+
+def list_files(fs: AbstractFileSystem, path: str) -> dict[str, int | None]:
+    """Return the files below a directory: size in bytes, where the storage says it, by their names.
+
+    fsspec's own ``find`` leaves out what it could not list, and says nothing.
+
+    Raises:
+        OSError: It cannot be told what is there.
+    """
+    root = path.rstrip("/")
+    files: dict[str, int | None] = {}
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        fs.invalidate_cache(folder)
+        for item in fs.ls(folder, detail=True):
+            name = str(item["name"]).rstrip("/")
+            # Object storage may list a directory's own mark in it.
+            if name == folder:
+                continue
+            if item["type"] == "directory" and not item.get("islink"):
+                folders.append(name)
+            else:
+                files[name[len(root) + 1 :]] = item.get("size")
+    return files
 
 
 def _is_absence(error: FileNotFoundError) -> bool:

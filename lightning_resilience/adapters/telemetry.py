@@ -157,6 +157,7 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"training goes on after a failed save at step {e.step}, number {e.number} in a row, of "
         f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"
     ),
+    ev.CheckpointSetAside: lambda e: f"{e.path} is set aside as {e.to}: {e.reason}",
 }
 
 _ROUTINE = (ev.CheckpointPublished, ev.CheckpointRemoved, ev.GateDecided, ev.VerdictReached)
