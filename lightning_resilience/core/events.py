@@ -14,6 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_resilience.core.event import Event
+from lightning_resilience.core.events_checkpoints import (
+    CheckpointPublished,
+    CheckpointRemoved,
+    CheckpointSetAside,
+    SaveTolerated,
+)
+
 
 __all__ = [
     "AttemptFailed",
@@ -22,6 +30,7 @@ __all__ = [
     "CallStalled",
     "CheckpointPublished",
     "CheckpointRemoved",
+    "CheckpointSetAside",
     "CollectivesEnded",
     "DependencyAwaited",
     "Event",
@@ -39,6 +48,7 @@ __all__ = [
     "RetriesExhausted",
     "RetryDenied",
     "RetryScheduled",
+    "SaveTolerated",
     "SlotAwaited",
     "SlotForgiven",
     "StoreLost",
@@ -50,11 +60,6 @@ __all__ = [
     "VoteCast",
     "WorkAwaited",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Base of all events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,21 +364,3 @@ class RecordVanished(Event):
 
     key: str
     epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPublished(Event):
-    """A checkpoint is in storage, with the size that was written."""
-
-    path: str
-    size_bytes: int
-    digest: str
-    attempts: int
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRemoved(Event):
-    """A checkpoint was removed, or was already absent."""
-
-    path: str
