@@ -8,19 +8,18 @@ told. Names keep the protocol of the directory that was asked for.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
-from lightning_resilience.adapters.lightning.loading import MarkedFile
 from lightning_resilience.adapters.lightning.sharded_work import look
+from lightning_resilience.adapters.listings import modified_s
 from lightning_resilience.adapters.manifests import check_contents, read_manifest
+from lightning_resilience.adapters.marked_file import MarkedFile
 from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.set_aside import identify
 from lightning_resilience.adapters.trees import digest_of_file
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["inspect", "look_for", "search", "verify"]
-
-_TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
 
 def search(
@@ -68,7 +65,7 @@ def search(
     listed = place.fs.ls(place.path, detail=True)
     base = directory.rstrip("/")
     return sort_names(
-        [Candidate(url=f"{base}/{_name(item)}", modified_s=_modified_s(item)) for item in listed],
+        [Candidate(url=f"{base}/{_name(item)}", modified_s=modified_s(item)) for item in listed],
         pattern=pattern,
         extension=extension,
     )
@@ -85,7 +82,7 @@ def look_for(storage: Storage, token: CancelToken, *, url: str) -> Found:
     item = find_info(place.fs, place.path)
     if item is None:
         return Found()
-    return Found(candidates=(Candidate(url=url, modified_s=_modified_s(item)),))
+    return Found(candidates=(Candidate(url=url, modified_s=modified_s(item)),))
 
 
 def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
@@ -205,14 +202,3 @@ def _found(
 
 def _name(item: Mapping[str, Any]) -> str:
     return str(item["name"]).rstrip("/").rpartition("/")[2]
-
-
-def _modified_s(item: Mapping[str, Any]) -> float | None:
-    said = next((item[key] for key in _TIMES if item.get(key) is not None), None)
-    if isinstance(said, str):
-        # Python 3.10 does not know the letter that stands for UTC.
-        with contextlib.suppress(ValueError):
-            said = datetime.fromisoformat(said.replace("Z", "+00:00"))
-    if isinstance(said, datetime):
-        return (said if said.tzinfo else said.replace(tzinfo=timezone.utc)).timestamp()
-    return float(said) if isinstance(said, (int, float)) else None

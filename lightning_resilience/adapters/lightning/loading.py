@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["MarkedFile", "TorchLoad", "on_cpu"]
+__all__ = ["TorchLoad", "on_cpu"]
 
 _BUFFER_BYTES: Final = 2**20
 
