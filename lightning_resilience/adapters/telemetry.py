@@ -153,9 +153,16 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"{e.elapsed_s:.2f} s and {e.attempts} attempt{'s' if e.attempts > 1 else ''}"
     ),
     ev.CheckpointRemoved: lambda e: f"{e.path} is removed",
+    ev.DirectoryTried: lambda e: (
+        f"{e.directory} was tried before the first step: {e.outcome}"
+        + (f"; refused: {', '.join(e.refused)}" if e.refused else "")
+    ),
 }
 
-_ROUTINE = (ev.CheckpointPublished, ev.CheckpointRemoved, ev.GateDecided, ev.VerdictReached)
+_ROUTINE = (
+    *(ev.CheckpointPublished, ev.CheckpointRemoved, ev.DirectoryTried),
+    *(ev.GateDecided, ev.VerdictReached),
+)
 
 
 def describe(event: Event) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "CheckpointRemoved",
     "CollectivesEnded",
     "DependencyAwaited",
+    "DirectoryTried",
     "Event",
     "GateDecided",
     "HostIsolated",
@@ -377,3 +378,16 @@ class CheckpointRemoved(Event):
     """A checkpoint was removed, or was already absent."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryTried(Event):
+    """A checkpoint directory was tried before the first step; ``refused`` as in ``core.preflight``.
+
+    ``outcome`` is ``ok``, also where something was refused that the run does not need, or a failure
+    class.
+    """
+
+    directory: str
+    outcome: str
+    refused: tuple[str, ...]
