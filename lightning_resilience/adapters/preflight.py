@@ -14,9 +14,9 @@ which is the only one that both know.
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_resilience.adapters.object_store import protocols
 from lightning_resilience.adapters.staging import discard, stage
 from lightning_resilience.core.manifest import DIRECTORY
 from lightning_resilience.core.preflight import Refusal, Step, Trial, is_leftover, is_refusal
@@ -36,6 +36,10 @@ __all__ = ["DirectoryTrial"]
 
 # More than that many of earlier jobs are left to the trials that follow.
 _LEFTOVERS_MAX: Final = 16
+# What looks like a folder there is gone with the last object under it.
+_WITHOUT_DIRECTORIES: Final = frozenset({
+    *("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"),
+})  # fmt: skip
 
 
 class DirectoryTrial:
@@ -94,8 +98,7 @@ class DirectoryTrial:
                 self._try(Step.LIST, lambda: self._clear_leftovers(place), token)
                 self._try(Step.REMOVE, self._remove_ours, token)
         finally:
-            if place.store.is_local:
-                _remove_empty(Path(place.path).parent)
+            _remove_empty_folders(place)
         return Trial(refused=tuple(self._refused))
 
     def _try(self, step: Step, work: Callable[[], Any], token: CancelToken) -> None:
@@ -165,8 +168,12 @@ def _name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
-def _remove_empty(folder: Path) -> None:
-    # Another job may be trying the same directory: then they stay.
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-        folder.parent.rmdir()
+def _remove_empty_folders(place: Place) -> None:
+    if not _WITHOUT_DIRECTORIES.isdisjoint(protocols(place.fs)):
+        return
+    folder = place.path.rpartition("/")[0]
+    # Another job may be trying the same directory: then they stay. And so they do where this fails
+    # for another reason: an empty folder is in nobody's way.
+    with contextlib.suppress(Exception):
+        place.fs.rmdir(folder)
+        place.fs.rmdir(folder.rpartition("/")[0])

@@ -78,6 +78,17 @@ def test_a_local_directory_is_made_and_left_empty(
     assert list(folder.iterdir()) == []
 
 
+def test_no_folder_is_left_in_storage_that_has_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., DirectoryTrial]
+) -> None:
+    """What is remote and has directories is left as empty as a local one."""
+    plan(tmp_path, monkeypatch)
+
+    make(f"faulty://{tmp_path}/checkpoints").attempt(RecordingToken())
+
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
 def test_what_is_there_already_stays(tmp_path: Path, make: Callable[..., DirectoryTrial]) -> None:
     """Manifests and checkpoints are not touched."""
     manifest = tmp_path / ".resilience" / "last.ckpt.json"
