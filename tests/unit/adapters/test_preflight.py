@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lightning_resilience.adapters import preflight
 from lightning_resilience.adapters.preflight import DirectoryTrial
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.core.outcome import classify
@@ -321,10 +322,12 @@ def test_old_objects_of_object_storage_are_removed_too(
         key = f"run/.resilience/preflight/{name}"
         s3_server.client().put_object(Bucket=bucket, Key=key, Body=b"x")
     judged: list[float] = []
-    monkeypatch.setattr(
-        "lightning_resilience.adapters.preflight.is_leftover",
-        lambda older_by_s, **_policy: judged.append(older_by_s) or len(judged) == 1,
-    )
+
+    def only_the_first(older_by_s: float, **_policy: Any) -> bool:
+        judged.append(older_by_s)
+        return len(judged) == 1
+
+    monkeypatch.setattr(preflight, "is_leftover", only_the_first)
 
     make(f"s3://{bucket}/run", **s3_server.storage_options).attempt(RecordingToken())
 
