@@ -161,8 +161,8 @@ def test_a_checkpoint_io_that_is_called_as_a_whole_is_not_tried(
 
 def test_without_checkpoint_callbacks_nothing_is_tried(faulty: Callable[..., Job]) -> None:
     """``enable_checkpointing=False`` leaves nothing to try."""
-    job = faulty(Rule(operations=TRIED, error="denied"), trainer={"enable_checkpointing": False})
-    job.trainer["callbacks"] = [lightning_job.make_callback({})]
+    alone = {"enable_checkpointing": False, "callbacks": [lightning_job.make_callback({})]}
+    job = faulty(Rule(operations=TRIED, error="denied"), trainer=alone)
 
     fit(job)
 
