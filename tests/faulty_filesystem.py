@@ -13,7 +13,8 @@ plan holds for all ranks and for the test that watches them: ``rules.json`` says
 is timed by the monotonic clock, which all processes of a host share.
 
 Where a rule is about ``land``, the instant at which a file that was sent appears is a call of its
-own. What is asked about a manifest has a name of its own, such as ``manifest_put_file``.
+own. What is asked about a manifest has a name of its own, such as ``manifest_put_file``, and so has
+what is tried before the first step, such as ``preflight_put_file``.
 """
 
 from __future__ import annotations
@@ -296,6 +297,8 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
         if name.endswith(".json") and "/.resilience/" in name:
             # Not the checkpoint's own: whoever counts or strikes those does not mean these.
             operation = f"manifest_{operation}"
+        elif "/.resilience/preflight" in name:
+            operation = f"preflight_{operation}"
         return self.plan.suffer(operation, name)
 
     def put_file(self, path1: Any, path2: Any, callback: Any = None, **kwargs: Any) -> None:

@@ -3,12 +3,14 @@
 """Real S3-protocol servers on loopback: one that works, and one that only ever fails.
 
 ``s3_server`` and ``bucket`` are fixtures of ``conftest.py``: one server for the whole session, one
-bucket per test. ``failing_server`` is a context manager for a single test.
+bucket per test. ``failing_server`` is a context manager for a single test, and so is
+``denying_server``, which stands before the working one and denies some requests.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import http.server
 import socket
 import struct
@@ -21,7 +23,7 @@ import pytest
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 REGION = "us-east-1"
@@ -155,4 +157,64 @@ def failing_server(mode: str) -> Iterator[FailingServer]:
     finally:
         server.shutdown()
         server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def denying_server(server: S3Server, denies: Callable[[str, str], bool]) -> Iterator[FailingServer]:
+    """Run a server that passes requests on to ``server``, and answers some with AccessDenied.
+
+    Args:
+        server: The server that works.
+        denies: Tells by method, and path with its query, whether a request is denied.
+    """
+    upstream = server.url.removeprefix("http://")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_one(self) -> None:
+            denying.requests.append(f"{self.command} {self.path}")
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.close_connection = True
+            if denies(self.command, self.path):
+                denied = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+                self.answer(403, {}, denied)
+                return
+            connection = http.client.HTTPConnection(upstream, timeout=30)
+            try:
+                connection.request(self.command, self.path, body, dict(self.headers))
+                found = connection.getresponse()
+                self.answer(found.status, dict(found.getheaders()), found.read())
+            finally:
+                connection.close()
+
+        def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response(status)
+            own = {"content-length", "connection", "date", "server", "transfer-encoding"}
+            for name, value in headers.items():
+                if name.lower() not in own:
+                    self.send_header(name, value)
+            # The length of what a HEAD is about, which has no body.
+            length = headers.get("Content-Length", "0") if self.command == "HEAD" else len(body)
+            self.send_header("Content-Length", str(length))
+            self.send_header("Connection", "close")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_one  # noqa: N815 - http.server's names
+
+        def log_message(self, *_: Any) -> None:
+            """Keep the test's output clean."""
+
+    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    denying = FailingServer(url=f"http://127.0.0.1:{proxy.server_address[1]}")
+    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield denying
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
         thread.join()

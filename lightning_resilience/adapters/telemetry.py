@@ -158,9 +158,16 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"
     ),
     ev.CheckpointSetAside: lambda e: f"{e.path} is set aside as {e.to}: {e.reason}",
+    ev.DirectoryTried: lambda e: (
+        f"{e.directory} was tried before the first step: {e.outcome}"
+        + (f"; refused: {', '.join(e.refused)}" if e.refused else "")
+    ),
 }
 
-_ROUTINE = (ev.CheckpointPublished, ev.CheckpointRemoved, ev.GateDecided, ev.VerdictReached)
+_ROUTINE = (
+    *(ev.CheckpointPublished, ev.CheckpointRemoved, ev.DirectoryTried),
+    *(ev.GateDecided, ev.VerdictReached),
+)
 
 
 _WARNINGS = (ev.SaveTolerated,)

@@ -19,6 +19,7 @@ from lightning_resilience.core.events_checkpoints import (
     CheckpointPublished,
     CheckpointRemoved,
     CheckpointSetAside,
+    DirectoryTried,
     SaveTolerated,
 )
 
@@ -33,6 +34,7 @@ __all__ = [
     "CheckpointSetAside",
     "CollectivesEnded",
     "DependencyAwaited",
+    "DirectoryTried",
     "Event",
     "GateDecided",
     "HostIsolated",

@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointPublished",
     "CheckpointRemoved",
     "CheckpointSetAside",
+    "DirectoryTried",
     "SaveTolerated",
 ]
 
@@ -57,3 +58,16 @@ class CheckpointSetAside(Event):
     path: str
     to: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryTried(Event):
+    """A checkpoint directory was tried before the first step; ``refused`` as in ``core.preflight``.
+
+    ``outcome`` is ``ok``, also where something was refused that the run does not need, or a failure
+    class.
+    """
+
+    directory: str
+    outcome: str
+    refused: tuple[str, ...]

@@ -313,7 +313,7 @@ def test_ctrl_c_ends_the_wait_for_the_search(start: Callable[..., Running], tmp_
     # The first listing is that of the checkpoint callback.
     running = start(Rule(operations=("ls",), error="reset", first=2), resume="last")
     running.until(lambda: "resolve waits for" in running.ranks[0].text(), what="rank 0 waits")
-    running.until(lambda: "resolve 2: waiting" in running.ranks[1].text(), what="rank 1 waits")
+    running.until(lambda: "resolve 3: waiting" in running.ranks[1].text(), what="rank 1 waits")
 
     sent_at_s = [interrupt(running, rank, signal.SIGINT) for rank in (1, 0)]
 

@@ -115,7 +115,7 @@ def add(trainer: Any, *, callback: Callback) -> None:
 def run(warm_python: WarmPython, tmp_path: Path) -> Callable[..., Running]:
     """Run a job in which storage is ill at its only save, to its end."""
 
-    def run_job(ending: Callback, **job: Any) -> Running:
+    def run_job(ending: Callback, *, options: dict[str, Any] | None = None, **job: Any) -> Running:
         rule = Rule(operations=("put_file",), error="reset", lasting_s=OUTAGE_S)
         made = Job(
             folder=f"faulty://{tmp_path}/files",
@@ -123,6 +123,8 @@ def run(warm_python: WarmPython, tmp_path: Path) -> Callable[..., Running]:
             every=MANY,
             group_timeout_s=GROUP_TIMEOUT_S,
             before=partial(add, callback=ending),
+            # A view of the circuit that is as young as this job would let the first pause through.
+            options={"checkpoints": {"preflight": False}, **(options or {})},
             **job,
         )
         plan = FaultPlan.write(tmp_path / "plan", rule)

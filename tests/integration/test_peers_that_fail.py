@@ -85,7 +85,7 @@ def fail_before_the_save(rank: int, sign: Path, trainer: Any) -> None:
 @pytest.mark.parametrize(
     ("failing", "waits"),
     [
-        pytest.param(0, "exists 2: all ranks proceed", id="for another rank"),
+        pytest.param(0, "exists 3: all ranks proceed", id="for another rank"),
         pytest.param(1, "save waits for", id="for storage"),
     ],
 )

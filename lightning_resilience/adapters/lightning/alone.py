@@ -77,7 +77,7 @@ class Alone:
 
     def call(self, op: str, work: Work, *, kind: str, collective: bool = False) -> GuardedCall:
         """Describe the attempts of ``work`` to a guard."""
-        retry = self._policy.retry
+        retry = work.retry or self._policy.retry
         return GuardedCall(
             work=work.attempt,
             operation=op,

@@ -10,7 +10,8 @@ ranks have the answer.
 =============================  ====================================================================
 hook                           why
 =============================  ====================================================================
-``setup``                      lists the directory on rank 0; a barrier follows
+``setup``                      lists the directory on rank 0; a barrier follows. Then the directory
+                               is tried (``preflight``)
 ``file_exists``                asks rank 0's storage, then reduces over all ranks
 ``_link_checkpoint``           links on rank 0, then a barrier; the old link is there until then
 ``_save_topk_checkpoint``      writes down the new best path *before* it is saved: put back when
@@ -40,6 +41,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     sigterm_exception,
 )
 from lightning_resilience.adapters.lightning.patches import Patches
+from lightning_resilience.adapters.lightning.preflight import Preflight
 from lightning_resilience.adapters.lightning.tolerance import Tolerance
 from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
@@ -68,6 +70,7 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         patches: Remembers what was replaced.
     """
     tolerance = Tolerance(trainer, session, patches)
+    preflight = Preflight(trainer, session)
     for number, callback in enumerate(checkpoint_callbacks(trainer)):
         patches.replace(
             callback,
@@ -76,9 +79,8 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         )
         if not is_model_checkpoint(callback):
             continue
-        patches.replace(
-            callback, "setup", partial(_set_up, callback, callback.setup, session, patches)
-        )
+        look = partial(_look, callback, session, patches, preflight=preflight)
+        patches.replace(callback, "setup", partial(_set_up, callback, callback.setup, look))
         patches.replace(callback, "file_exists", partial(_file_exists, session))
         patches.replace(
             callback, "_link_checkpoint", partial(_link, type(callback)._link_checkpoint, session)
@@ -93,14 +95,14 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
 def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
     callback: Any,
     inner: Callable[..., None],
-    session: Session,
-    patches: Patches,
+    look: Callable[..., None],
     trainer: Any,
     pl_module: Any,
     stage: str,
 ) -> None:
     # The listing is held back until all ranks are there to wait for it together.
     listed: list[Any] = []
+    chosen = callback.dirpath
     before = vars(callback).get(LIST_DIRECTORY)
     setattr(callback, LIST_DIRECTORY, listed.append)
     try:
@@ -109,11 +111,24 @@ def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's argum
         vars(callback).pop(LIST_DIRECTORY, None)
         if before is not None:
             setattr(callback, LIST_DIRECTORY, before)
-    if stage == "fit" and callback.save_top_k != 0:
-        _list(callback, session, patches)
+    if stage == "fit":
+        look(chosen=chosen)
 
 
-def _list(callback: Any, session: Session, patches: Patches) -> None:
+def _look(
+    callback: Any, session: Session, patches: Patches, *, preflight: Preflight, chosen: Any
+) -> None:
+    preflight.warn_where_it_moves(chosen, callback.dirpath)
+    answers = True
+    if callback.save_top_k != 0:
+        answers = _list(callback, session, patches, preflight=preflight)
+    if answers:
+        # Else it would be waited for a second time.
+        preflight.check(callback)
+
+
+def _list(callback: Any, session: Session, patches: Patches, *, preflight: Preflight) -> bool:
+    """List the directory; return whether its storage has answered."""
     directory = os.fspath(callback.dirpath)
     made: list[Any] = []
 
@@ -131,17 +146,21 @@ def _list(callback: Any, session: Session, patches: Patches) -> None:
 
     try:
         # With the slash it is a folder, and a probe asks for it and not for what is above it.
-        session.on_rank_zero("list", f"{directory.rstrip('/')}/", work, kind="read")
+        url = f"{directory.rstrip('/')}/"
+        session.on_rank_zero("list", url, work, kind="read", retry=preflight.policy)
         if made:
             patches.replace(callback, "_fs", made[0])
     except JointError as error:
         if error.outcome != FailureClass.PERMANENT.value:
+            if preflight.survives(error, directory):
+                return False
             raise
         # It serves a warning about a directory that is not empty, and roles that may write but not
         # list are common; the verdict is shared, so all ranks go on.
         _log.warning(
             "%s could not be listed, so whether it is empty is unknown: %s", directory, error
         )
+    return True
 
 
 def _file_exists(session: Session, filepath: str | os.PathLike[str], trainer: Any) -> bool:

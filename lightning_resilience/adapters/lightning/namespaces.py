@@ -34,6 +34,7 @@ __all__ = [
     "checkpoint_callbacks",
     "checkpoint_connectors",
     "checkpoint_io_bases",
+    "counts_versions",
     "default_weights_only",
     "forget_told_error",
     "innermost_wrapper",
@@ -204,6 +205,11 @@ def saves_exceptions(callback: object) -> bool:
 def is_model_checkpoint(callback: object) -> bool:
     """Tell whether this is a ``ModelCheckpoint`` of either distribution, or derived from one."""
     return _is_named(callback, "ModelCheckpoint")
+
+
+def counts_versions(callback: object) -> bool:
+    """Tell whether a ``ModelCheckpoint`` asks which names are taken, to find one that is free."""
+    return bool(getattr(callback, "_enable_version_counter", True))
 
 
 def checkpoint_callbacks(trainer: Any) -> Iterable[Any]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.core.resolution import Inspection
+    from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.guard import Guarded
@@ -234,14 +235,28 @@ class Session:
         return result.final.detail == str(True)
 
     def on_rank_zero(
-        self, op: str, url: str, work: Callable[[CancelToken], Any], **how: Any
+        self,
+        op: str,
+        url: str,
+        work: Callable[[CancelToken], Any],
+        *,
+        retry: RetryPolicy | None = None,
+        **how: Any,
     ) -> FinalRecord:
-        """Do ``work`` on rank 0 while the others wait on the shared store; ``how``: see ``by_all``.
+        """Do ``work`` on rank 0 while the others wait on the shared store.
+
+        Args:
+            op: Name of the operation.
+            url: What it is about.
+            work: What rank 0 does.
+            retry: How it is repeated, the same on every rank; None for as all others are.
+            how: See ``by_all``.
 
         Raises:
             JointError: The same on every rank.
         """
-        return self._joint(op, url, Asked(self.storage, url, work), **how).final
+        asked = Asked(self.storage, url, work, retry=retry)
+        return self._joint(op, url, asked, **how).final
 
     def _joint(self, op: str, url: str, work: Work | None, **how: Any) -> JointResult:
         self._seq += 1
@@ -287,6 +302,7 @@ class Session:
     ) -> JointResult:
         breakers = self.alone.breakers
         storage = self.storage if work is None else work.storage
+        retry = (work and work.retry) or self._policy.retry
         joint = Joint(
             op=op,
             seq=self._seq,
@@ -295,7 +311,7 @@ class Session:
             workers=workers,
             circuit=breakers.joint_circuit(url, kind) if is_guarded else None,
             patience=breakers.patience(url, kind, storage),
-            deadline_s=self._policy.retry.deadline_s,
+            deadline_s=retry.deadline_s,
         )
         works = work is not None and self.member.rank in joint.workers
         try:

@@ -65,6 +65,11 @@ class Format:
         """Whether our own pipeline does it, in the format of ``torch.save``."""
         return self.owner is None or is_stock_io(self.owner)
 
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether what reaches storage is written and read by us, so that trying it says much."""
+        return self.is_ours or self.staging
+
     def save(
         self,
         storage: Storage,

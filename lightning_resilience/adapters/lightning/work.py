@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -50,6 +51,8 @@ class Work(ABC):
     """Whether there is something to do on the node before or after the attempts."""
     is_guarded = True
     """Whether attempts are guarded; one that is not says nothing about the health of storage."""
+    retry: RetryPolicy | None = None
+    """How attempts are repeated, the same on every rank; None for as the job's others are."""
 
     def __init__(self, storage: Storage, url: str) -> None:
         self.storage = storage
@@ -86,10 +89,19 @@ class Asked(Work):
         storage: Clients of storage.
         url: What it is about.
         ask: The function.
+        retry: How it is repeated; None for as the job's others are.
     """
 
-    def __init__(self, storage: Storage, url: str, ask: Callable[[CancelToken], Any]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        url: str,
+        ask: Callable[[CancelToken], Any],
+        *,
+        retry: RetryPolicy | None = None,
+    ) -> None:
         super().__init__(storage, url)
+        self.retry = retry
         self._ask = ask
 
     def attempt(self, token: CancelToken) -> Any:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("lightning_resilience")
 KINDS = [getattr(events, name) for name in events.__all__ if name != "Event"]
-ROUTINE = {"CheckpointPublished", "CheckpointRemoved", "GateDecided", "VerdictReached"}
+ROUTINE = {
+    *("CheckpointPublished", "CheckpointRemoved", "DirectoryTried"),
+    *("GateDecided", "VerdictReached"),
+}
 SAMPLES: dict[str, Any] = {
     "str": "text",
     "int": 3,
@@ -31,6 +34,7 @@ SAMPLES: dict[str, Any] = {
     "float | None": 2.5,
     "int | None": 3,
     "tuple[int, ...]": (0, 3),
+    "tuple[str, ...]": ("remove",),
 }
 
 
