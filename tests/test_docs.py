@@ -43,6 +43,7 @@ from lightning_resilience.adapters.guard_options import OPTIONS as OPTIONS_OF_GU
 from lightning_resilience.core import events, keys as key_names
 from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, SEVERITY
+from lightning_resilience.core.verification import State
 from lightning_resilience.drill.checks import all_checks
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Scenario
@@ -218,6 +219,11 @@ def test_the_reading_map_lists_the_files_of_the_package() -> None:
 def test_the_architecture_lists_the_effects() -> None:
     """Every effect that a protocol may yield is explained, in the order of their union."""
     assert column(ARCHITECTURE, "effects") == [kind.__name__ for kind in get_args(effects.Effect)]
+
+
+def test_the_reference_lists_the_states_of_a_checkpoint() -> None:
+    """The table of states has the command's, in their order."""
+    assert column(REFERENCE, "checkpoint-states") == [state.value for state in State]
 
 
 def test_the_readme_lists_the_states_of_the_breaker() -> None:

@@ -4,7 +4,7 @@
 
 Rank 0 speaks at INFO and the others at DEBUG, so that one outage is one story and not one per rank.
 What happens on every save (a gate that lets through, a verdict that all is well) is DEBUG
-everywhere.
+everywhere. What a user should do something about, though training goes on, is a WARNING everywhere.
 
 Nothing is set up at import. A program that has configured logging sees our lines where it put them;
 for one that has not, :func:`audible` attaches a handler for as long as a run lasts, as Lightning
@@ -153,6 +153,11 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"{e.elapsed_s:.2f} s and {e.attempts} attempt{'s' if e.attempts > 1 else ''}"
     ),
     ev.CheckpointRemoved: lambda e: f"{e.path} is removed",
+    ev.SaveTolerated: lambda e: (
+        f"training goes on after a failed save at step {e.step}, number {e.number} in a row, of "
+        f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"
+    ),
+    ev.CheckpointSetAside: lambda e: f"{e.path} is set aside as {e.to}: {e.reason}",
     ev.DirectoryTried: lambda e: (
         f"{e.directory} was tried before the first step: {e.outcome}"
         + (f"; refused: {', '.join(e.refused)}" if e.refused else "")
@@ -163,6 +168,9 @@ _ROUTINE = (
     *(ev.CheckpointPublished, ev.CheckpointRemoved, ev.DirectoryTried),
     *(ev.GateDecided, ev.VerdictReached),
 )
+
+
+_WARNINGS = (ev.SaveTolerated,)
 
 
 def describe(event: Event) -> str:
@@ -195,6 +203,8 @@ class LoggingSink:
     def emit(self, event: Event) -> None:
         """Write one line."""
         level = logging.DEBUG if _is_routine(event) else self._level
+        if isinstance(event, _WARNINGS):
+            level = logging.WARNING
         if _log.isEnabledFor(level):
             # A sink that raises would end a save for the sake of a log line.
             with contextlib.suppress(Exception):

@@ -30,11 +30,11 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from lightning_resilience.adapters.object_store import find_info, fsync_directory
+from lightning_resilience.adapters.object_store import find_info, fsync_directory, list_files
 from lightning_resilience.adapters.staging import discard, stage
 from lightning_resilience.core.manifest import digest_of
 from lightning_resilience.errors import CheckpointError
@@ -52,6 +52,7 @@ __all__ = [
     "Publication",
     "Tree",
     "digest_of_file",
+    "digest_of_open",
     "fetch",
     "files_below",
     "measure",
@@ -131,15 +132,28 @@ def digest_of_file(path: Path, token: CancelToken, *, synchronise: bool = False)
         token: Told of progress, and asked whether the caller has given up.
         synchronise: Whether to synchronise it with its disk.
     """
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            token.raise_if_cancelled()
-            digest.update(piece)
-            token.progress()
+        _, digest = digest_of_open(file, token)
         if synchronise:
             os.fsync(file.fileno())
-    return f"xxh3-128:{digest.hexdigest()}"
+    return digest
+
+
+def digest_of_open(file: Any, token: CancelToken) -> tuple[int, str]:
+    """Read a file through, wherever it is; return how many bytes came, and their digest.
+
+    Args:
+        file: An open binary file, at its beginning.
+        token: Told of progress, and asked whether the caller has given up.
+    """
+    digest = xxhash.xxh3_128()
+    size_bytes = 0
+    while piece := file.read(PIECE_BYTES):
+        token.raise_if_cancelled()
+        digest.update(piece)
+        size_bytes += len(piece)
+        token.progress()
+    return size_bytes, f"xxh3-128:{digest.hexdigest()}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -300,13 +314,12 @@ def fetch(place: Place, path: str, token: CancelToken) -> Tree:
         arrived = _fetch_file(place, place.path, Path(path), size=found.get("size"), token=token)
         return Tree(path=path, contents={"": arrived})
     contents = {}
-    for name, item in place.fs.find(place.path, detail=True).items():
-        below = PurePosixPath(name).relative_to(PurePosixPath(place.path))
-        if ".." in below.parts:
+    for below, size in list_files(place.fs, place.path).items():
+        name = f"{place.path.rstrip('/')}/{below}"
+        if ".." in PurePosixPath(below).parts:
             message = f"{name} would be fetched to a place outside the directory that it is in"
             raise CheckpointError(message)
-        size = item.get("size")
-        contents[str(below)] = _fetch_file(place, name, Path(path, below), size=size, token=token)
+        contents[below] = _fetch_file(place, name, Path(path, below), size=size, token=token)
     return Tree(path=path, contents=contents)
 
 

@@ -64,3 +64,25 @@ def options(
         typer.echo(json.dumps(rows, ensure_ascii=False, indent=2))
     else:
         typer.echo(config.options_markdown())
+
+
+@app.command()
+def verify(
+    directory: Annotated[
+        str, typer.Argument(help="URL or path of the directory that holds the checkpoints.")
+    ],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+    is_quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Compare sizes only; nothing is read through or verified."),
+    ] = False,
+) -> None:
+    """List every checkpoint of a directory, the newest first, and say which are damaged.
+
+    Ends with 0 where the newest is good (verified, or without a manifest and not damaged), with 1
+    where it is corrupt or there is none, with 2 where that cannot be told. Nothing is changed.
+    """
+    from lightning_resilience.cli import verifying  # noqa: PLC0415 - no other command needs it
+
+    raise typer.Exit(verifying.verify(directory, as_json=as_json, is_quick=is_quick))

@@ -40,6 +40,7 @@ from lightning_resilience.errors import CorruptCheckpointError
 
 __all__ = [
     "DIRECTORY",
+    "MANIFEST_SUFFIX",
     "Contents",
     "FileRecord",
     "Manifest",
@@ -54,6 +55,9 @@ __all__ = [
 
 DIRECTORY: Final = ".resilience"
 """Name of the directory, in that of the checkpoints, that holds what we write besides them."""
+
+MANIFEST_SUFFIX: Final = ".json"
+"""What is added to a checkpoint's name for that of its manifest."""
 
 _VERSION: Final = 1
 
@@ -138,7 +142,7 @@ def manifest_path(path: str) -> str:
     A path without a directory has its manifest in ``.resilience`` of the same place.
     """
     directory, separator, name = path.rstrip("/").rpartition("/")
-    return f"{directory}{separator}{DIRECTORY}/{name}.json"
+    return f"{directory}{separator}{DIRECTORY}/{name}{MANIFEST_SUFFIX}"
 
 
 def manifest_of(path: str, contents: Contents, origin: Origin) -> Manifest:

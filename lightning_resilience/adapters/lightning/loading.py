@@ -9,13 +9,11 @@ stall, and of the checkpoint only that piece is in memory twice.
 
 ``torch.load`` reads from C++, and what an open file raises there comes out as something else, for
 example as a ``ValueError`` about a closed file, or not at all: it was seen to read on after a read
-that had failed, and to return. So the file remembers what it has raised, and a load during which a
-read has failed has failed.
+that had failed, and to return. So a load during which a read has failed has failed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 from pathlib import Path
@@ -26,76 +24,26 @@ import torch
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.manifests import check_contents, check_in_place
+from lightning_resilience.adapters.marked_file import MarkedFile
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.private_filesystem import plain_url
 from lightning_resilience.adapters.staging import discard, staging_name
-from lightning_resilience.adapters.trees import PIECE_BYTES, fetch
+from lightning_resilience.adapters.trees import fetch
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.resolution import Inspection, difference
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.adapters.trees import Tree
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["MarkedFile", "TorchLoad", "on_cpu"]
+__all__ = ["TorchLoad", "on_cpu"]
 
 _BUFFER_BYTES: Final = 2**20
-
-
-class MarkedFile(io.RawIOBase):
-    """An open file that marks its progress, and remembers what it has raised.
-
-    Args:
-        file: A binary file that can seek; whoever opened it closes it.
-        token: Told of each piece, and asked before it whether the caller has given up.
-    """
-
-    def __init__(self, file: Any, token: CancelToken) -> None:
-        super().__init__()
-        self.error: BaseException | None = None
-        self._file = file
-        self._token = token
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        """Read one piece, or less."""
-        view = memoryview(buffer).cast("B")[:PIECE_BYTES]
-        with self._remembering():
-            self._token.raise_if_cancelled()
-            data = self._file.read(len(view))
-            self._token.progress()
-        view[: len(data)] = data
-        return len(data)
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Go somewhere else in the file."""
-        with self._remembering():
-            self._file.seek(offset, whence)
-            return int(self._file.tell())
-
-    def tell(self) -> int:
-        """Tell where in the file this is."""
-        return int(self._file.tell())
-
-    @contextlib.contextmanager
-    def _remembering(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException as error:
-            self.error = self.error or error
-            raise
 
 
 def on_cpu(storage: Any, location: str) -> Any:

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from lightning_resilience.adapters.lightning.discovery import inspect
-from lightning_resilience.adapters.lightning.loading import MarkedFile, TorchLoad, on_cpu
+from lightning_resilience.adapters.lightning.loading import TorchLoad, on_cpu
+from lightning_resilience.adapters.marked_file import MarkedFile
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.trees import PIECE_BYTES
 from lightning_resilience.core.outcome import FailureClass, classify
