@@ -19,6 +19,7 @@ import pytest
 from tests import lightning_job
 from tests.failing_ranks import GROUP_TIMEOUT_S, assert_clean, fail, incident_in, incidents_in
 from tests.lightning_job import Job, store_server
+from tests.signalled_job import MANY
 
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def start(
     job = Job(
         folder=f"{home}/checkpoints",
         group_timeout_s=GROUP_TIMEOUT_S,
-        steps=8,
-        every=100,
+        steps=MANY,
+        every=MANY,
         before=partial(fail, (failing,), 3, act=act),
     )
     return lightning_job.start(warm, job, home / "job", port=port)
