@@ -22,6 +22,7 @@ __all__ = [
     "CallStalled",
     "CheckpointPublished",
     "CheckpointRemoved",
+    "CheckpointRetained",
     "CollectivesEnded",
     "DependencyAwaited",
     "Event",
@@ -377,3 +378,11 @@ class CheckpointRemoved(Event):
     """A checkpoint was removed, or was already absent."""
 
     path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRetained(Event):
+    """A checkpoint was to be removed, and stays."""
+
+    path: str
+    reason: str

@@ -19,7 +19,6 @@ import os
 import threading
 import traceback
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.failing import add_note
@@ -27,8 +26,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     asynchronous_io,
     forget_told_error,
 )
-from lightning_resilience.adapters.private_filesystem import plain_url
-from lightning_resilience.adapters.storage import is_local
+from lightning_resilience.adapters.names import name_of
 from lightning_resilience.core.agenda import AgendaKind, AgendaRecord, record_of
 from lightning_resilience.core.background import Backlog, FailedSave, error_of, item_of, note_of
 from lightning_resilience.core.evidence import redacted, without_credentials
@@ -163,7 +161,7 @@ class Background:
         self, inner: Callable[..., Any], checkpoint: Any, path: Any, *args: Any, **kwargs: Any
     ) -> None:
         """Stand for ``AsyncCheckpointIO.save_checkpoint``: count the save."""
-        key = _key(path)
+        key = name_of(path)
         self._change(Backlog.handed_over, key)
         try:
             inner(checkpoint, path, *args, **kwargs)
@@ -184,7 +182,7 @@ class Background:
         except BaseException as error:  # noqa: BLE001 - told to all ranks; raised, it is told for ever
             self._fail(os.fspath(path), error)
         else:
-            self._change(Backlog.written, _key(path))
+            self._change(Backlog.written, name_of(path))
 
     def load(self, inner: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand for ``AsyncCheckpointIO.load_checkpoint``: wait for a pending save of the path.
@@ -192,7 +190,7 @@ class Background:
         Raises:
             BaseException: What that save has failed with.
         """
-        key = _key(path)
+        key = name_of(path)
         self._wait_until(lambda: not self._backlog.awaits(key))
         if self._backlog.failure_of(key) is not None:
             raise self._errors[key]
@@ -206,7 +204,7 @@ class Background:
         Raises:
             JointError: The same on every rank: that save has failed.
         """
-        key = _key(checkpoint_path)
+        key = name_of(checkpoint_path)
 
         def wait(token: CancelToken) -> str:
             self._wait_until(lambda: not self._backlog.awaits(key), token)
@@ -245,7 +243,7 @@ class Background:
         alone = self._session.alone
         classify = alone.breakers.patience(url, "write", alone.storage).classify
         report = report_of(error, rank=self._session.member.rank, outcome=classify(error))
-        failed = FailedSave(path=_key(url), subject=redacted(url), report=report)
+        failed = FailedSave(path=name_of(url), subject=redacted(url), report=report)
         # As text: a handler may keep the record, and the traceback in it.
         told = without_credentials("".join(traceback.format_exception(error)).rstrip())
         _log.warning("%s\n%s", note_of(failed), told)
@@ -294,12 +292,6 @@ class Background:
         with self._changed:
             self._backlog = change(self._backlog, what)
             self._changed.notify_all()
-
-
-def _key(path: str | os.PathLike[str]) -> str:
-    """Return what two names of the same checkpoint have in common."""
-    url = plain_url(os.fspath(path)).rstrip("/")
-    return str(Path(url.rpartition("://")[2]).absolute()) if is_local(url) else url
 
 
 def _let_go_of_checkpoint(error: BaseException) -> None:

@@ -33,6 +33,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     BOOKKEEPING,
     LIST_DIRECTORY,
     checkpoint_callbacks,
+    checkpoint_directories,
     is_model_checkpoint,
     saves_on_exception,
     sigterm_exception,
@@ -64,6 +65,7 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         session: This rank's session.
         patches: Remembers what was replaced.
     """
+    session.alone.retaining.directories = partial(checkpoint_directories, trainer)
     for callback in checkpoint_callbacks(trainer):
         patches.replace(
             callback,
@@ -160,6 +162,7 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
             inner(alone, filepath, linkpath)
 
     session.on_rank_zero("link", linkpath, work, kind="write")
+    session.alone.retaining.linked(linkpath, filepath)
 
 
 def _keep_books(
