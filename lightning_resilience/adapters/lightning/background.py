@@ -5,7 +5,8 @@
 Left to itself it keeps the first error for ever, and raises it on rank 0 alone: at the next save,
 at the end, and in every later fit. Here the thread's errors are kept back from it and told to all
 ranks, at the next step boundary or, for what is found out later, at the end of the fit, where all
-ranks wait for what is still pending. The rest is in ``core.background``.
+ranks wait for what is still pending. A link to a checkpoint is made by that thread too, once the
+checkpoint is there. The rest is in ``core.background``.
 
 An exception that ends training stays what the user sees, and a save that failed beside it is in a
 note on it. Nobody agrees on anything then: the writes that make no progress are given up by
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.boundary import Boundary
     from lightning_resilience.adapters.lightning.patches import Patches
     from lightning_resilience.adapters.lightning.session import Session
+    from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.core.agenda import AgendaItem
     from lightning_resilience.ports import CancelToken
 
@@ -102,6 +104,7 @@ class Background:
         self._root = root
         self._backlog = Backlog()
         self._errors: dict[str, BaseException] = {}
+        self._links: dict[str, Work] = {}
         self._changed = threading.Condition()
         self._ask: Callable[[AgendaItem], None] | None = None
         self._ended_by: BaseException | None = None
@@ -182,7 +185,25 @@ class Background:
         except BaseException as error:  # noqa: BLE001 - told to all ranks; raised, it is told for ever
             self._fail(os.fspath(path), error)
         else:
-            self._change(Backlog.written, name_of(path))
+            self._written(path)
+
+    def link(self, target: str, work: Work, token: CancelToken) -> None:
+        """Make a link to a checkpoint, on rank 0: once that is written, and not if it never is.
+
+        Args:
+            target: The checkpoint.
+            work: Makes the link.
+            token: Of the call.
+        """
+        token.raise_if_cancelled()
+        key = name_of(target)
+        with self._changed:
+            if self._backlog.awaits(key):
+                self._links[key] = work
+                return
+            has_failed = self._backlog.failure_of(key) is not None
+        if not has_failed:
+            self._session.alone.run("link", work, kind="write")
 
     def load(self, inner: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand for ``AsyncCheckpointIO.load_checkpoint``: wait for a pending save of the path.
@@ -237,6 +258,22 @@ class Background:
             if ended_by is not None:
                 self._tell_beside(ended_by)
 
+    def _written(self, path: str | os.PathLike[str]) -> None:
+        key, link = name_of(path), None
+        try:
+            # Order: before it counts as written, so that whoever waits for all waits for this too.
+            while (link := self._next_link(key)) is not None:
+                self._session.alone.run("link", link, kind="write")
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(os.fspath(path) if link is None else link.url, error)
+
+    def _next_link(self, key: str) -> Work | None:
+        with self._changed:
+            link = self._links.pop(key, None)
+            if link is None:
+                self._change(Backlog.written, key)
+        return link
+
     # Failures -------------------------------------------------------------------------------------
 
     def _fail(self, url: str, error: BaseException) -> None:
@@ -248,6 +285,7 @@ class Background:
         told = without_credentials("".join(traceback.format_exception(error)).rstrip())
         _log.warning("%s\n%s", note_of(failed), told)
         _let_go_of_checkpoint(error)
+        self._links.pop(failed.path, None)
         self._errors[failed.path] = error
         self._change(Backlog.not_written, failed)
         if self._ask is not None:

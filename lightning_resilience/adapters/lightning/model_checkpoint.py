@@ -12,7 +12,7 @@ hook                           why
 =============================  ====================================================================
 ``setup``                      lists the directory on rank 0; a barrier follows
 ``file_exists``                asks rank 0's storage, then reduces over all ranks
-``_link_checkpoint``           links on rank 0, then a barrier
+``_link_checkpoint``           links on rank 0, then a barrier; and maybe before the file is written
 ``_save_topk_checkpoint``      writes down the new best path *before* it is saved: put back when
 ``_save_last_checkpoint``      the save fails
 ``on_exception``               a failure of this save must not hide the exception that led to it;
@@ -39,6 +39,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     sigterm_exception,
 )
 from lightning_resilience.adapters.lightning.patches import Patches
+from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.errors import JointError, PeerFailedError, ResilienceError
@@ -154,15 +155,23 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
         is_global_zero=True, strategy=SimpleNamespace(barrier=lambda *_args: None)
     )
 
-    def work(token: CancelToken) -> None:
+    def link(token: CancelToken) -> None:
         place = session.storage.place(linkpath)
         remove_manifest(place, token)
         with place.store.landing(place.path, token) as landing:
             landing.send()
             inner(alone, filepath, linkpath)
+        session.alone.retaining.linked(linkpath, filepath)
 
-    session.on_rank_zero("link", linkpath, work, kind="write")
-    session.alone.retaining.linked(linkpath, filepath)
+    background = session.background
+    if background is None:
+        session.on_rank_zero("link", linkpath, link, kind="write")
+        return
+    # A link to what is not written yet would name nothing, and the one before is gone.
+    work = Asked(session.storage, linkpath, link)
+    session.on_rank_zero(
+        "link", linkpath, partial(background.link, filepath, work), is_guarded=False
+    )
 
 
 def _keep_books(
