@@ -160,7 +160,12 @@ class Retention:
         return self.overwritten(path)
 
     def starting_from(self, path: str) -> Retention:
-        """Return what is known once the run starts from ``path``: one of its names."""
+        """Return what is known once the run starts from ``path``: one of its names.
+
+        A tuner goes back to what this run has saved itself, and then has no more need of it.
+        """
+        if any(save.path == path for save in self.saves):
+            return self
         return replace(self, started_from=self.started_from | {path})
 
     def renamed(self, name: Callable[[str], str]) -> Retention:

@@ -87,8 +87,10 @@ class Retaining:
 
     def start_from(self, path: str | os.PathLike[str]) -> None:
         """Note what the run starts from."""
-        self._unseen = name_of(path)
-        self._change(Retention.starting_from, self._unseen)
+        name = self._name(path)
+        self._change(Retention.starting_from, name)
+        if name in self._known.started_from:
+            self._unseen = name
 
     # What follows ---------------------------------------------------------------------------------
 

@@ -107,6 +107,13 @@ def test_what_was_started_from_is_never_removed() -> None:
     assert decision(known, known.removal(A)) is Decision.RESUMED
 
 
+def test_what_this_run_has_saved_is_not_what_it_was_started_from() -> None:
+    """A tuner goes back to its own temporary file, and removes it then."""
+    known = saved(A, B).starting_from(A)
+
+    assert decision(known, known.removal(A)) is Decision.REMOVE
+
+
 def test_what_is_outside_is_never_removed() -> None:
     """Books that were restored from a checkpoint may name files of another run."""
     known = saved(A, B)
