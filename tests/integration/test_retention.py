@@ -138,18 +138,15 @@ class Tunable(Model):
     lr = 0.1
 
 
-@pytest.mark.parametrize("plugins", [[], [AsyncCheckpointIO]], ids=["at once", "in the background"])
 def test_the_temporary_file_of_a_tuner_is_removed(
-    plugins: list[Any], faulty: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    faulty: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in no callback's directory, the run goes back to it, and it is nobody's last one."""
     # The tuner's bar would leave a thread behind.
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
-    job = faulty(
-        trainer={"plugins": [plugin() for plugin in plugins]},
-    )
+    job = faulty()
     root = f"{job.folder}-root"
-    trainer = make_trainer(replace(job, trainer={**job.trainer, "default_root_dir": root}))
+    trainer = make_trainer(replace(job, trainer={"default_root_dir": root}))
     trainer.callbacks.insert(0, LearningRateFinder(num_training_steps=3))
 
     trainer.fit(Tunable(), make_data())

@@ -129,7 +129,7 @@ class Retaining:
         directories = (name_of(directory) for directory in self.directories())
         return self._known.decide(known_as, [self._real.get(each, each) for each in directories])
 
-    def _name(self, path: str) -> str:
+    def _name(self, path: str | os.PathLike[str]) -> str:
         return self._known_as(name_of(path))
 
     def _known_as(self, name: str) -> str:
