@@ -204,6 +204,10 @@ class JointError(ResilienceError):
         seq: Sequence number of the operation in this incarnation.
         outcome: Failure class that won (see ``core.outcome``).
         first_rank: Lowest rank that reported the winning class.
+
+    Attributes:
+        in_step: Whether every rank raises this error at this point of the program. False where the
+            ranks are not in lock-step, and for ``JointUnavailableError``.
     """
 
     def __init__(
@@ -220,6 +224,7 @@ class JointError(ResilienceError):
         self.seq = seq
         self.outcome = outcome
         self.first_rank = first_rank
+        self.in_step = False
 
 
 class JointUnavailableError(JointError):

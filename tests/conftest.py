@@ -75,7 +75,13 @@ HOSTS_KEY = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the store of torch a resolver that answers, where this process may."""
+    """Give the store of torch a resolver that answers, where this process may, and let Ctrl-C work.
+
+    A shell without job control starts what is in the background with SIGINT ignored, and Python
+    leaves it so: there tests that interrupt a wait would wait for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[HOSTS_KEY] = ""
     if not hasattr(config, "workerinput") and os.geteuid() == 0:
         config.stash[HOSTS_KEY] = name_loopback(Path("/etc/hosts"))

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_contents",
     "check_in_place",
+    "raw_manifest",
     "read_manifest",
     "remove_manifest",
     "write_manifest",
@@ -98,10 +99,22 @@ def read_manifest(place: Place, token: CancelToken) -> Manifest | None:
         CorruptCheckpointError: It is no manifest.
         OSError: What the filesystem or the storage raised: it cannot be told whether there is one.
     """
+    raw = raw_manifest(place, token)
+    if raw is None:
+        return None
+    return decode_manifest(raw, path=redacted(manifest_path(place.path)))
+
+
+def raw_manifest(place: Place, token: CancelToken) -> bytes | None:
+    """Return the bytes of the manifest of the checkpoint at ``place``, None where it has none.
+
+    Raises:
+        OSError: What the filesystem or the storage raised: it cannot be told whether there is one.
+    """
     token.raise_if_cancelled()
     path = manifest_path(place.path)
     try:
-        raw = bytes(place.fs.cat_file(path))
+        return bytes(place.fs.cat_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:
@@ -110,7 +123,6 @@ def read_manifest(place: Place, token: CancelToken) -> Manifest | None:
         # Object storage answers so where a role may not list, and there is none.
         _log.warning("%s cannot be read, so the checkpoint is not verified: %s", path, error)
         return None
-    return decode_manifest(raw, path=redacted(path))
 
 
 def _is_refused(error: Exception) -> bool:
@@ -145,7 +157,8 @@ def check_contents(
         raise CheckpointError(message)
     message = (
         f"{shown} is not what was saved: {what}. It is damaged, or was written since by a program "
-        f"that knows of no manifests. Load another checkpoint; if this one is good, remove "
+        f"that knows of no manifests. Name another checkpoint as ckpt_path, or move this one out "
+        f"of its directory and start again; if it is good, remove "
         f"{redacted(manifest_path(place.path))}."
     )
     raise CorruptCheckpointError(message)

@@ -7,17 +7,17 @@ storage         staged                                      published by
 ==============  ==========================================  ========================================
 local           beside the target                           a rename, then fsync of the directory
 ``memory://``   in the spool directory                      one assignment
-``s3://``       in the spool directory                      one streamed PutObject (up to 5 GiB)
+``s3://``       in the spool directory                      one streamed PutObject (up to 16 MiB)
 ``s3://``       above that, in the spool directory          parts, and their completion
 others          in the spool directory                      one ``put_file`` of their own
 ==============  ==========================================  ========================================
 
 ``put_file`` of s3fs reads up to 100 MiB into memory and sends larger files as a multipart upload
 that knows nothing of its caller's timeout. A PutObject is atomic by the protocol: a connection that
-ends early leaves no object. Above the 5 GiB that the protocol allows for one, parts are sent one
-after the other (``s3_upload``). An upload in parts that is gone when it is to be completed may be
-gone *because* it was completed, by a request whose answer was lost; so the object is looked for
-before the upload counts as failed.
+ends early leaves no object. What is longer is sent in parts, a few at once (``s3_upload``), which
+several connections carry faster than one. An upload in parts that is gone when it is to be
+completed may be gone *because* it was completed, by a request whose answer was lost; so the object
+is looked for before the upload counts as failed.
 
 A name is not used again before what was sent about it has ended (``landings``).
 
@@ -49,10 +49,17 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["FsspecObjectStore", "find_info", "fsync_directory", "protocols", "strip_protocol"]
+__all__ = [
+    "FsspecObjectStore",
+    "find_info",
+    "fsync_directory",
+    "list_files",
+    "protocols",
+    "strip_protocol",
+]
 
-_PUT_OBJECT_BYTES_MAX = 5 * 2**30
-_PART_BYTES = 64 * 2**20
+_PUT_OBJECT_BYTES_MAX = 16 * 2**20
+_PART_BYTES = 16 * 2**20
 # What "there is no such object" looks like inside a FileNotFoundError; no code at all is what
 # filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
 _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
@@ -282,6 +289,32 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
         if not _is_absence(error):
             raise
         return None
+
+
+def list_files(fs: AbstractFileSystem, path: str) -> dict[str, int | None]:
+    """Return the files below a directory: size in bytes, where the storage says it, by their names.
+
+    fsspec's own ``find`` leaves out what it could not list, and says nothing.
+
+    Raises:
+        OSError: It cannot be told what is there.
+    """
+    root = path.rstrip("/")
+    files: dict[str, int | None] = {}
+    folders = [root]
+    while folders:
+        folder = folders.pop()
+        fs.invalidate_cache(folder)
+        for item in fs.ls(folder, detail=True):
+            name = str(item["name"]).rstrip("/")
+            # Object storage may list a directory's own mark in it.
+            if name == folder:
+                continue
+            if item["type"] == "directory" and not item.get("islink"):
+                folders.append(name)
+            else:
+                files[name[len(root) + 1 :]] = item.get("size")
+    return files
 
 
 def _is_absence(error: FileNotFoundError) -> bool:

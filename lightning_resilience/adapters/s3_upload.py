@@ -15,9 +15,11 @@ import asyncio
 import concurrent.futures
 import io
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_resilience.core.parts import cut
 from lightning_resilience.runtime.calls import PIECE_S
 
 
@@ -25,11 +27,14 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.landings import Landing
+    from lightning_resilience.core.parts import Cut
+    from lightning_resilience.ports import CancelToken
 
 
 __all__ = ["put_object", "put_parts"]
 
-_PARTS_MAX: Final = 10_000
+_DRAIN_S: Final = 5.0
+"""Requests that were called off end at once; whoever waits for more than that waits for a bug."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,14 +61,14 @@ def put_object(fs: AbstractFileSystem, staged_path: str, path: str, *, landing: 
 def put_parts(
     fs: AbstractFileSystem, staged_path: str, path: str, *, landing: Landing, part_bytes: int
 ) -> None:
-    """Send a file in parts, one after the other, and complete them; on any error abort the upload.
+    """Send a file in parts, several at once, and complete them; on any error abort the upload.
 
     Args:
         fs: The client, an ``s3fs.S3FileSystem``.
         staged_path: The file.
         path: Bucket and key.
         landing: As for ``put_object``.
-        part_bytes: Length of a part, of which one is in memory; more where there were too many.
+        part_bytes: Length of a part; longer where there would be too many, see ``core.parts``.
 
     Raises:
         CallTimeoutError: The caller has given up.
@@ -74,7 +79,9 @@ def put_parts(
     made = _request(fs, "create_multipart_upload", landing, Bucket=bucket, Key=key)
     upload = {"Bucket": bucket, "Key": key, "UploadId": made["UploadId"]}
     try:
-        parts = _send(fs, staged_path, upload, landing=landing, part_bytes=part_bytes)
+        with Path(staged_path).open("rb") as file:
+            plan = cut(os.fstat(file.fileno()).st_size, part_bytes=part_bytes)
+            parts = _Parts(fs, file.fileno(), upload, plan=plan, landing=landing).sent()
         landing.send()
         listed = {"Parts": parts}
         _request(fs, "complete_multipart_upload", landing, **upload, MultipartUpload=listed)
@@ -83,24 +90,70 @@ def put_parts(
         raise
 
 
-def _send(
-    fs: AbstractFileSystem,
-    staged_path: str,
-    upload: dict[str, Any],
-    *,
-    landing: Landing,
-    part_bytes: int,
-) -> list[dict[str, Any]]:
-    size_bytes = max(part_bytes, -(-Path(staged_path).stat().st_size // _PARTS_MAX))
-    parts: list[dict[str, Any]] = []
-    with Path(staged_path).open("rb") as file:
-        while data := file.read(size_bytes):
-            landing.token.raise_if_cancelled()
-            number = len(parts) + 1
-            sent = _request(fs, "upload_part", landing, **upload, PartNumber=number, Body=data)
-            parts.append({"PartNumber": number, "ETag": sent["ETag"]})
-            landing.token.progress()
-    return parts
+class _Parts:
+    """The parts of one upload, sent in the client's event loop by a few workers.
+
+    Whatever happens, no request is under way any more when this is over: a part that arrived after
+    the abort would stay, and be paid for.
+    """
+
+    def __init__(
+        self,
+        fs: AbstractFileSystem,
+        fd: int,
+        upload: dict[str, Any],
+        *,
+        plan: Cut,
+        landing: Landing,
+    ) -> None:
+        self._fs = fs
+        self._fd = fd
+        self._upload = upload
+        self._plan = plan
+        self._token = landing.token
+        self._numbers = iter(range(1, plan.count + 1))
+        self._tags: dict[int, str] = {}
+        self._task: asyncio.Task[Any] | None = None
+
+    def sent(self) -> list[dict[str, Any]]:
+        """Send all parts; return what completes the upload."""
+        sending = asyncio.run_coroutine_threadsafe(self._send(), self._fs.loop)
+        try:
+            while not concurrent.futures.wait([sending], timeout=PIECE_S).done:
+                self._token.raise_if_cancelled()
+        except BaseException:
+            self._fs.loop.call_soon_threadsafe(self._call_off)
+            if not concurrent.futures.wait([sending], timeout=_DRAIN_S).done:
+                _log.warning("a part of %s was still under way", self._upload["Key"])
+            raise
+        sending.result()
+        return [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
+
+    def _call_off(self) -> None:
+        # Not the future's own cancel, which would not wait for the workers.
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _send(self) -> None:
+        self._task = asyncio.current_task()
+        workers = [asyncio.ensure_future(self._work()) for _ in range(self._plan.in_flight)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _work(self) -> None:
+        for number in self._numbers:
+            self._token.raise_if_cancelled()
+            offset = (number - 1) * self._plan.part_bytes
+            body = _Part(self._fd, offset, self._plan.part_bytes, token=self._token)
+            answer = await self._fs._call_s3(  # noqa: SLF001 - the one that can be cancelled
+                "upload_part", **self._upload, PartNumber=number, Body=body
+            )
+            self._tags[number] = answer["ETag"]
+            self._token.progress()
 
 
 def _abort(fs: AbstractFileSystem, upload: dict[str, Any]) -> None:
@@ -128,6 +181,48 @@ def _request(fs: AbstractFileSystem, method: str, landing: Landing, **kwargs: An
 def _start(fs: AbstractFileSystem, method: str, **kwargs: Any) -> concurrent.futures.Future[Any]:
     call = fs._call_s3(method, **kwargs)  # noqa: SLF001 - the one that can be cancelled
     return asyncio.run_coroutine_threadsafe(call, fs.loop)
+
+
+class _Part(io.RawIOBase):
+    """A part of an open file, which is read as it is sent and never whole in memory.
+
+    Args:
+        fd: The file.
+        offset: Where the part begins.
+        limit: How long it is at most; the last one ends with the file.
+        token: Told of each piece that is read.
+    """
+
+    def __init__(self, fd: int, offset: int, limit: int, *, token: CancelToken) -> None:
+        super().__init__()
+        self._fd = fd
+        self._offset = offset
+        self._size_bytes = min(limit, os.fstat(fd).st_size - offset)
+        self._token = token
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        base = (0, self._position, self._size_bytes)[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._token.raise_if_cancelled()
+        left = max(0, self._size_bytes - self._position)
+        data = os.pread(self._fd, min(left, len(buffer)), self._offset + self._position)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        self._token.progress()
+        return len(data)
 
 
 class _Body(io.FileIO):

@@ -4,7 +4,7 @@
 
 Rank 0 speaks at INFO and the others at DEBUG, so that one outage is one story and not one per rank.
 What happens on every save (a gate that lets through, a verdict that all is well) is DEBUG
-everywhere.
+everywhere. What a user should do something about, though training goes on, is a WARNING everywhere.
 
 Nothing is set up at import. A program that has configured logging sees our lines where it put them;
 for one that has not, :func:`audible` attaches a handler for as long as a run lasts, as Lightning
@@ -154,9 +154,17 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     ),
     ev.CheckpointRemoved: lambda e: f"{e.path} is removed",
     ev.CheckpointRetained: lambda e: f"{e.path} is not removed: {e.reason}",
+    ev.SaveTolerated: lambda e: (
+        f"training goes on after a failed save at step {e.step}, number {e.number} in a row, of "
+        f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"
+    ),
+    ev.CheckpointSetAside: lambda e: f"{e.path} is set aside as {e.to}: {e.reason}",
 }
 
 _ROUTINE = (ev.CheckpointPublished, ev.CheckpointRemoved, ev.GateDecided, ev.VerdictReached)
+
+
+_WARNINGS = (ev.SaveTolerated,)
 
 
 def describe(event: Event) -> str:
@@ -189,6 +197,8 @@ class LoggingSink:
     def emit(self, event: Event) -> None:
         """Write one line."""
         level = logging.DEBUG if _is_routine(event) else self._level
+        if isinstance(event, _WARNINGS):
+            level = logging.WARNING
         if _log.isEnabledFor(level):
             # A sink that raises would end a save for the sake of a log line.
             with contextlib.suppress(Exception):

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from lightning_resilience.adapters.object_store import find_info, fsync_directory
+from lightning_resilience.adapters.object_store import find_info, fsync_directory, list_files
 from lightning_resilience.adapters.staging import discard, stage
 from lightning_resilience.core.manifest import digest_of
 from lightning_resilience.errors import CheckpointError
@@ -300,13 +300,12 @@ def fetch(place: Place, path: str, token: CancelToken) -> Tree:
         arrived = _fetch_file(place, place.path, Path(path), size=found.get("size"), token=token)
         return Tree(path=path, contents={"": arrived})
     contents = {}
-    for name, item in place.fs.find(place.path, detail=True).items():
-        below = PurePosixPath(name).relative_to(PurePosixPath(place.path))
-        if ".." in below.parts:
+    for below, size in list_files(place.fs, place.path).items():
+        name = f"{place.path.rstrip('/')}/{below}"
+        if ".." in PurePosixPath(below).parts:
             message = f"{name} would be fetched to a place outside the directory that it is in"
             raise CheckpointError(message)
-        size = item.get("size")
-        contents[str(below)] = _fetch_file(place, name, Path(path, below), size=size, token=token)
+        contents[below] = _fetch_file(place, name, Path(path, below), size=size, token=token)
     return Tree(path=path, contents=contents)
 
 

@@ -14,6 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_resilience.core.event import Event
+from lightning_resilience.core.events_checkpoints import (
+    CheckpointPublished,
+    CheckpointRemoved,
+    CheckpointRetained,
+    CheckpointSetAside,
+    SaveTolerated,
+)
+
 
 __all__ = [
     "AttemptFailed",
@@ -23,6 +32,7 @@ __all__ = [
     "CheckpointPublished",
     "CheckpointRemoved",
     "CheckpointRetained",
+    "CheckpointSetAside",
     "CollectivesEnded",
     "DependencyAwaited",
     "Event",
@@ -40,6 +50,7 @@ __all__ = [
     "RetriesExhausted",
     "RetryDenied",
     "RetryScheduled",
+    "SaveTolerated",
     "SlotAwaited",
     "SlotForgiven",
     "StoreLost",
@@ -51,11 +62,6 @@ __all__ = [
     "VoteCast",
     "WorkAwaited",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Base of all events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,29 +366,3 @@ class RecordVanished(Event):
 
     key: str
     epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointPublished(Event):
-    """A checkpoint is in storage, with the size that was written."""
-
-    path: str
-    size_bytes: int
-    digest: str
-    attempts: int
-    elapsed_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRemoved(Event):
-    """A checkpoint was removed, or was already absent."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRetained(Event):
-    """A checkpoint was to be removed, and stays."""
-
-    path: str
-    reason: str

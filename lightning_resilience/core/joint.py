@@ -71,6 +71,7 @@ __all__ = [
 _PROCESS_GROUP_SHARE = 0.8
 _BEATS_PER_TIMEOUT = 4
 _LONGEST_BEAT_S = 5.0
+_OUT_OF_STEP = "The ranks are not in lock-step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,9 +323,12 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
         f"First cause, {failure.value}, on rank {final.first_rank}{attempts}: "
         f"{final.error.rstrip('.')}.{others} {advice_for(failure)}"
     )
-    return JointError(
+    error = JointError(
         message, op=final.op, seq=seq, outcome=failure.value, first_rank=final.first_rank
     )
+    # The rank that has noticed it raises an error of its own.
+    error.in_step = _OUT_OF_STEP not in final.error
+    return error
 
 
 def conflict_error(
@@ -348,7 +352,7 @@ def conflict_error(
     else:
         difference = f"{who} does {op!r} at {found.digest}, rank {rank} at {digest}"
     message = (
-        f"The ranks are not in lock-step at joint operation {seq}: {difference}. "
+        f"{_OUT_OF_STEP} at joint operation {seq}: {difference}. "
         "Every rank has to call save_checkpoint and the like, in the same order; a call "
         "under `if trainer.is_global_zero` is the usual reason."
     )

@@ -19,9 +19,11 @@ None            the same under SLURM; then    what Lightning does without
 a path, best    that path                     an error
 ==============  ============================  ======================================================
 
-The newest is inspected first, and where it is damaged, the next. Damaged ones and checkpoints of
-other names are no empty directory: where there are some and none can be chosen, a start from the
-beginning would hide that the work is there, and it is refused.
+The newest is inspected first, and where it is damaged, the next; once a good one is found, the
+damaged ones are set aside (``core.set_aside``). Damaged ones and checkpoints of other names are no
+empty directory: where there are some and none can be chosen, a start from the beginning would hide
+that the work is there. It is refused, with all of them left where they are, so that the next start
+is refused as well; unless ``allow_fresh_start`` says otherwise.
 
 A storage that cannot tell has given no answer: rank 0 asks again, or all ranks raise.
 """
@@ -50,6 +52,7 @@ __all__ = [
     "best_first",
     "difference",
     "last_name",
+    "override",
     "refusal",
     "searches",
     "sort_names",
@@ -117,6 +120,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: Its size; None for a directory, or where nobody has looked.
         digest: Stands for its content; empty where its format has no table of contents.
         rejected: Why it cannot be loaded; empty where nothing is known against it.
+        mark: Of a damaged one, what stands for it (``core.set_aside``); empty for one that stays
+            where it is.
     """
 
     v: int = VERSION
@@ -124,6 +129,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     digest: str = ""
     rejected: str = ""
+    mark: str = ""
 
 
 def searches(asked: str | None, *, on_slurm: bool, resumes_exceptions: bool) -> tuple[Search, ...]:
@@ -203,21 +209,40 @@ def refusal(asked: str, found: Iterable[Found], rejected: Iterable[Inspection]) 
         found: What was seen at each place.
         rejected: Candidates that were inspected; none of them can be loaded.
     """
-    damaged = [f"{each.path}: {each.rejected}" for each in rejected]
-    count = sum(place.other_count for place in found)
-    if not damaged and not count:
+    seen = _seen(found, rejected)
+    if not seen:
         return ""
-    seen = "; ".join(damaged)
-    if not damaged:
-        names = ", ".join([name for place in found for name in place.others][:_MAX_NAMES])
-        seen = (
-            f"{count} checkpoints with other names ({names}{', …' if count > _MAX_NAMES else ''})"
-        )
     return (
         f"ckpt_path={asked!r} finds no checkpoint that can be loaded, but the directory is not "
         f"empty: {seen}. Starting from the beginning would hide them. Name the one to start from "
-        "as ckpt_path, or move these away."
+        "as ckpt_path, or move these away; checkpoints={'allow_fresh_start': True} starts from the "
+        "beginning all the same."
     )
+
+
+def override(asked: str, found: Iterable[Found], rejected: Iterable[Inspection]) -> str:
+    """Return what a run leaves unused that starts from the beginning where ``refusal`` would not.
+
+    Args:
+        asked: What was looked for, as the user would write it.
+        found: What was seen at each place.
+        rejected: Candidates that were inspected; none of them can be loaded.
+    """
+    return (
+        f"ckpt_path={asked!r} finds no checkpoint that can be loaded, and allow_fresh_start is "
+        f"set, so nothing of this is used: {_seen(found, rejected)}."
+    )
+
+
+def _seen(found: Iterable[Found], rejected: Iterable[Inspection]) -> str:
+    places = list(found)
+    damaged = [f"{each.path}: {each.rejected}" for each in rejected]
+    count = sum(place.other_count for place in places)
+    if count:
+        names = ", ".join([name for place in places for name in place.others][:_MAX_NAMES])
+        more = ", …" if count > _MAX_NAMES else ""
+        damaged.append(f"{count} checkpoints with other names ({names}{more})")
+    return "; ".join(damaged)
 
 
 def difference(

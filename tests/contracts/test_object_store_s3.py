@@ -27,7 +27,7 @@ pytest.importorskip("s3fs")
 
 
 class TestS3ObjectStore(ObjectStoreContract):
-    """Published by one PutObject."""
+    """Published by one PutObject, which is how a short object goes."""
 
     server: S3Server
 
@@ -67,10 +67,10 @@ class TestS3ObjectStore(ObjectStoreContract):
         assert classify(caught.value).failure is FailureClass.TRANSIENT
         assert self.read(path) is None
 
-    def test_an_object_too_large_for_one_put_goes_in_parts(
+    def test_a_long_object_goes_in_parts(
         self, store: FsspecObjectStore, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Above the protocol's limit the object is sent in parts, and told part by part."""
+        """What is longer than a few parts is sent in parts, and told part by part."""
         part = 5 * 2**20
         monkeypatch.setattr(object_store, "_PUT_OBJECT_BYTES_MAX", part)
         monkeypatch.setattr(object_store, "_PART_BYTES", part)

@@ -19,7 +19,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from lightning_resilience import CheckpointError, JointError
+from lightning_resilience import CheckpointError, CorruptCheckpointError, JointError
 from lightning_resilience.adapters.lightning.deferral import Deferred
 from tests import lightning_job
 from tests.faulty_filesystem import VARIABLE, FaultPlan, Rule
@@ -153,24 +153,130 @@ def test_an_empty_directory_is_a_start_from_the_beginning(
     assert sum("there is no last checkpoint yet" in line for line in caplog.messages) == 1
 
 
-def test_a_damaged_one_is_passed_over_and_stays(
+def set_aside(tmp_path: Path) -> dict[str, bytes]:
+    """Return what was set aside in the folder of checkpoints, without marks and notes."""
+    found = (tmp_path / "checkpoints" / ".resilience" / "set-aside").glob("*")
+    return {path.stem: path.read_bytes() for path in found if path.suffix != ".json"}
+
+
+def test_a_damaged_one_is_set_aside_and_not_seen_again(
     resuming: Callable[..., Job],
     checkpoint: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The next one is loaded, and the log says why."""
+    """The next one is loaded, the log says why, and the next start has nothing to say."""
     torn = checkpoint.read_bytes()[:-100]
     files = {"checkpoints/last.ckpt": None, "checkpoints/last-v1.ckpt": torn}
     job = resuming(files=files, steps=2)
 
     with caplog.at_level(logging.WARNING):
         trainer, start = started(job)
+    first = [line for line in caplog.messages if "not loaded" in line]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        again, _ = started(job)
+
+    assert trainer.ckpt_path == again.ckpt_path == f"{job.folder}/last.ckpt"
+    assert start.step in {-1, 2}
+    assert len(first) == 1
+    assert "not loaded, it is damaged" in first[0]
+    assert "It is set aside as faulty://" in first[0]
+    assert set_aside(tmp_path) == {"last-v1.ckpt": torn}
+    assert not [line for line in caplog.messages if "not loaded" in line]
+
+
+def test_one_that_is_damaged_stays_where_a_run_only_reads(
+    resuming: Callable[..., Job], checkpoint: Path, tmp_path: Path
+) -> None:
+    """The job that writes checkpoints may be running meanwhile."""
+    torn = checkpoint.read_bytes()[:-100]
+    files = {"checkpoints/last.ckpt": None, "checkpoints/last-v1.ckpt": torn}
+    job = resuming(files=files)
+    trainer = make_trainer(job)
+
+    trainer.test(EvaluatedModel(), make_data(2), ckpt_path="last", verbose=False)
 
     assert trainer.ckpt_path == f"{job.folder}/last.ckpt"
-    assert start.step in {-1, 2}
-    assert any("not loaded, it is damaged" in line for line in caplog.messages)
     assert (tmp_path / "checkpoints" / "last-v1.ckpt").read_bytes() == torn
+
+
+def test_training_goes_on_where_nothing_may_be_set_aside(
+    resuming: Callable[..., Job],
+    checkpoint: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With a warning; nothing is lost."""
+    torn = checkpoint.read_bytes()[:-100]
+    files = {"checkpoints/last.ckpt": None, "checkpoints/last-v1.ckpt": torn}
+    rule = Rule(operations=("manifest_put_file",), name="set-aside", error="denied")
+    job = resuming(rule, files=files)
+
+    with caplog.at_level(logging.WARNING):
+        trainer, start = started(job)
+
+    assert trainer.ckpt_path == f"{job.folder}/last.ckpt"
+    assert start.step == 2
+    assert any("could not be set aside (PermissionError" in line for line in caplog.messages)
+    assert (tmp_path / "checkpoints" / "last-v1.ckpt").read_bytes() == torn
+    assert set_aside(tmp_path) == {}
+
+
+def test_storage_that_is_ill_is_waited_for_before_one_is_set_aside(
+    resuming: Callable[..., Job], checkpoint: Path, tmp_path: Path
+) -> None:
+    """It is retried behind the breaker, as everything that rank 0 asks."""
+    torn = checkpoint.read_bytes()[:-100]
+    files = {"checkpoints/last.ckpt": None, "checkpoints/last-v1.ckpt": torn}
+    rule = Rule(operations=("manifest_put_file",), name="set-aside", error="reset", last=2)
+
+    _, start = started(resuming(rule, files=files))
+
+    assert start.step == 2
+    assert len(plan_in_use().calls("manifest_put_file", name="set-aside")) == 3
+    assert set_aside(tmp_path) == {"last-v1.ckpt": torn}
+
+
+def test_what_is_found_damaged_while_it_is_loaded_is_an_error_that_says_what_to_do(
+    resuming: Callable[..., Job], tmp_path: Path
+) -> None:
+    """One flipped bit of a remote file: it stays, and no other one is taken in silence."""
+    job = resuming(options={}, resume=None, checkpoint={"save_last": True}, steps=2)
+    fit(job)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+    with pytest.raises(JointError) as caught:
+        fit(resuming(options={}, steps=4))
+
+    assert isinstance(caught.value.__cause__, CorruptCheckpointError)
+    assert "Name another checkpoint as ckpt_path, or move this one" in str(caught.value.__cause__)
+    assert path.read_bytes() == data
+    assert set_aside(tmp_path) == {}
+
+
+@pytest.mark.parametrize("asked", ["last", "hpc"])
+def test_a_fresh_start_has_to_be_asked_for_where_none_can_be_loaded(
+    asked: str, resuming: Callable[..., Job], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning names what is left unused, and the run does not write over it."""
+    name = "checkpoints/last.ckpt" if asked == "last" else "hpc_ckpt_3.ckpt"
+    options = {"checkpoints": {"allow_fresh_start": True}}
+    job = resuming(files={name: b"PK\x03\x04torn"}, resume=asked, options=options)
+
+    with caplog.at_level(logging.WARNING):
+        trainer, start = started(job)
+
+    assert (trainer.ckpt_path, start.step) == (None, 0)
+    unused = [line for line in caplog.messages if "allow_fresh_start is set" in line]
+    assert len(unused) == 1
+    assert f"{name}: it is damaged" in unused[0]
+    folder = (tmp_path / name).parent / ".resilience" / "set-aside"
+    moved = [path.read_bytes() for path in folder.glob("*") if path.suffix != ".json"]
+    assert moved == [b"PK\x03\x04torn"]
 
 
 @pytest.mark.parametrize(
@@ -219,15 +325,18 @@ def test_storage_that_never_tells_is_an_error(resuming: Callable[..., Job]) -> N
 
 
 def test_a_damaged_path_is_an_error_that_says_so(
-    resuming: Callable[..., Job], checkpoint: Path
+    resuming: Callable[..., Job], checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Not what ``torch.load`` makes of it."""
+    """Not what ``torch.load`` makes of it; and what the user has named is not moved."""
     torn = checkpoint.read_bytes()[:-100]
     job = resuming(files={"checkpoints/a.ckpt": torn})
     trainer = make_trainer(job)
 
     with pytest.raises(CheckpointError, match="written to its end"):
         trainer.fit(make_model(), make_data(), ckpt_path=f"{job.folder}/a.ckpt")
+
+    assert (tmp_path / "checkpoints" / "a.ckpt").read_bytes() == torn
+    assert set_aside(tmp_path) == {}
 
 
 def test_what_an_exception_has_saved_is_resumed(resuming: Callable[..., Job]) -> None:
@@ -423,7 +532,8 @@ PLACES: dict[str, tuple[int, tuple[Rule, ...], list[str]]] = {
     "two ranks": (2, (), ["last.ckpt"]),
     "four ranks": (4, (), ["last.ckpt"]),
     "nothing": (2, (), []),
-    "torn": (2, (), ["last.ckpt"]),
+    "torn": (2, (), ["last.ckpt", "last-v1.ckpt"]),
+    "torn, and nobody minds": (2, (), ["last.ckpt"]),
     "rank 0 only": (2, (), ["a.ckpt"]),
     "rank 1 only": (2, (), ["a.ckpt"]),
     # The first listing is that of the checkpoint callback.
@@ -457,10 +567,12 @@ def jobs(
             home = tmp_path_factory.mktemp(place.replace(" ", "-"))
             (home / "checkpoints").mkdir()
             for name in names:
-                data = checkpoint.read_bytes()[: -100 if place == "torn" else None]
+                data = checkpoint.read_bytes()[: -100 if "torn" in place else None]
                 (home / "checkpoints" / name).write_bytes(data)
             folder = f"faulty://{home}/checkpoints"
             options: dict[str, Any] = {"resume": "last"}
+            if place == "torn, and nobody minds":
+                options["options"] = {"checkpoints": {"allow_fresh_start": True}}
             if place in GIVEN:
                 options = {"before": GivenTo(GIVEN[place], f"{folder}/a.ckpt")}
             found[place] = lightning_job.start(
@@ -506,7 +618,7 @@ def test_all_ranks_start_from_the_beginning_in_an_empty_directory(jobs: Jobs) ->
 
 @pytest.mark.multiprocess
 def test_all_ranks_raise_where_no_checkpoint_can_be_loaded(jobs: Jobs) -> None:
-    """The same error with the same text, and the file stays."""
+    """The same error with the same text, which names each of them; and they stay."""
     running = jobs["torn"]
 
     first, second = running.wait()
@@ -514,8 +626,22 @@ def test_all_ranks_raise_where_no_checkpoint_can_be_loaded(jobs: Jobs) -> None:
     assert first["error"] == second["error"] == "CheckpointError", running.told()
     assert first["text"] == second["text"]
     assert "last.ckpt: it is damaged" in first["text"]
+    assert "last-v1.ckpt: it is damaged" in first["text"]
     assert (first["patched"], first["threads"]) == ([], [])
-    assert running.names() == ["last.ckpt"]
+    assert running.names() == ["last.ckpt", "last-v1.ckpt"]
+
+
+@pytest.mark.multiprocess
+def test_all_ranks_start_from_the_beginning_where_they_are_told_to(jobs: Jobs) -> None:
+    """What is left unused is named once, and is not written over."""
+    running = jobs["torn, and nobody minds"]
+
+    reports = running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], running.told()
+    assert [report["resumed"] for report in reports] == [None, None]
+    assert running.told().count("allow_fresh_start is set") == 1
+    assert running.steps() == [2, 4]
 
 
 @pytest.mark.multiprocess

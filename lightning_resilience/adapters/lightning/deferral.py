@@ -175,13 +175,15 @@ class _Choice:
         return (path if os.fspath(path) == seen.path else seen.path), seen
 
     def _searched(self, marker: Deferred) -> tuple[Inspection | None, Any]:
+        is_overridden = False
         for what in _searches(self.trainer, marker.asked):
             if what is Search.DEFAULT:
                 return None, self._default(marker)
-            seen = choose(self.trainer, self.session, what)
-            if seen is not None:
-                return seen, None
-        if marker.asked == Search.HPC.value:
+            choice = choose(self.trainer, self.session, what)
+            if choice.seen is not None:
+                return choice.seen, None
+            is_overridden = is_overridden or choice.is_overridden
+        if marker.asked == Search.HPC.value and not is_overridden:
             message = (
                 'ckpt_path="hpc": there is no hpc_ckpt_<n>.ckpt in '
                 f"{self.trainer.default_root_dir}. Pass the path of a checkpoint."
@@ -189,9 +191,9 @@ class _Choice:
             raise ValueError(message)
         if self.trainer.is_global_zero:
             _log.warning(
-                "ckpt_path=%r: there is no last checkpoint yet, so all ranks start from the "
-                "beginning.",
+                "ckpt_path=%r: there is no %s, so all ranks start from the beginning.",
                 marker.asked,
+                "checkpoint that can be loaded" if is_overridden else "last checkpoint yet",
             )
         return None, None
 

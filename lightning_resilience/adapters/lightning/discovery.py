@@ -12,25 +12,34 @@ import contextlib
 import errno
 import io
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from msgspec.structs import replace
 
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.loading import MarkedFile
 from lightning_resilience.adapters.lightning.sharded_work import look
-from lightning_resilience.adapters.object_store import find_info
+from lightning_resilience.adapters.manifests import check_contents, read_manifest
+from lightning_resilience.adapters.object_store import find_info, list_files
+from lightning_resilience.adapters.set_aside import identify
+from lightning_resilience.adapters.trees import digest_of_file
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.manifest import difference
 from lightning_resilience.core.resolution import Candidate, Found, Inspection, sort_names
 from lightning_resilience.core.shards import UNFINISHED, Form
+from lightning_resilience.errors import CorruptCheckpointError
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.adapters.storage import Place, Storage
+    from lightning_resilience.core.manifest import Manifest
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["inspect", "look_for", "search"]
+__all__ = ["inspect", "look_for", "search", "verify"]
 
 _TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
@@ -80,7 +89,7 @@ def look_for(storage: Storage, token: CancelToken, *, url: str) -> Found:
 
 
 def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
-    """Look at one checkpoint.
+    """Look at one checkpoint, in our formats: whether it is there, and was written to its end.
 
     Args:
         storage: Clients of storage.
@@ -116,6 +125,82 @@ def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
             why = f"it is damaged or was not written to its end ({size_bytes} bytes): {error}"
             return Inspection(path=url, size_bytes=size_bytes, rejected=why)
     return Inspection(path=url, size_bytes=size_bytes, digest=digest)
+
+
+def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> Inspection:
+    """Look at a candidate as closely as can be done where it is.
+
+    Beside ``inspect``, it is compared with its manifest, where it has one: a local file is read
+    through, once, at the speed of its disk; of what is elsewhere, and of directories, only sizes
+    are compared, and the digest is checked while it is fetched. What is found damaged is looked at
+    again, and has a mark where it was damaged both times and has not changed in between.
+
+    Args:
+        storage: Clients of storage.
+        token: Of the call; told of progress.
+        url: Where it is.
+        is_ours: Whether it is in a format of ours, which can be looked into.
+
+    Returns:
+        What was seen; its mark where it is known to be damaged and may be set aside.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        CheckpointError: It is being written again.
+        OSError: It cannot be told.
+    """
+    seen = _verified(storage, token, url=url, is_ours=is_ours)
+    if not seen.rejected:
+        return seen
+    mark = identify(storage, url, token)
+    again = _verified(storage, token, url=url, is_ours=is_ours)
+    is_same = again == seen and identify(storage, url, token) == mark
+    return replace(again, mark=mark) if is_same else again
+
+
+def _verified(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> Inspection:
+    place = storage.place(url)
+    if not is_ours and find_info(place.fs, place.path) is None:
+        # What stands for a checkpoint in a format of the user's is not known.
+        return Inspection(path=url)
+    seen = inspect(storage, token, url=url) if is_ours else Inspection(path=url)
+    return seen if seen.rejected else replace(seen, rejected=_differs(place, token))
+
+
+def _differs(place: Place, token: CancelToken) -> str:
+    try:
+        manifest = read_manifest(place, token)
+    except CorruptCheckpointError as error:
+        return str(error)
+    found = None if manifest is None else _found(place, manifest, token)
+    if manifest is None or found is None:
+        return ""
+    try:
+        check_contents(place, manifest, found, token=token)
+    except CorruptCheckpointError:
+        return f"it is not what its manifest says was saved: {difference(manifest, found)}"
+    return ""
+
+
+def _found(
+    place: Place, manifest: Manifest, token: CancelToken
+) -> dict[str, tuple[int, str | None]] | None:
+    """Return what is there of what a manifest lists; None where the storage tells no sizes."""
+    item = find_info(place.fs, place.path)
+    if item is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(place.path))
+    if item["type"] == "directory":
+        sizes = list_files(place.fs, place.path)
+        token.progress()
+        # What a user has put there besides does not make it damaged.
+        there = {name: size for name, size in sizes.items() if name in manifest.contents}
+        told: dict[str, tuple[int, str | None]]
+        told = {name: (size, None) for name, size in there.items() if size is not None}
+        return told if len(told) == len(there) else None
+    if item.get("size") is None:
+        return None
+    digest = digest_of_file(Path(place.path), token) if place.store.is_local else None
+    return {"": (item["size"], digest)}
 
 
 def _name(item: Mapping[str, Any]) -> str:

@@ -12,9 +12,10 @@ hook                           why
 =============================  ====================================================================
 ``setup``                      lists the directory on rank 0; a barrier follows
 ``file_exists``                asks rank 0's storage, then reduces over all ranks
-``_link_checkpoint``           links on rank 0, then a barrier; and maybe before the file is written
+``_link_checkpoint``           links on rank 0, then a barrier; the old link is there until then,
+                               and until the file is written
 ``_save_topk_checkpoint``      writes down the new best path *before* it is saved: put back when
-``_save_last_checkpoint``      the save fails
+``_save_last_checkpoint``      the save fails; whether training goes on then, ``tolerance`` says
 ``on_exception``               a failure of this save must not hide the exception that led to it;
                                where ranks have left, rank 0 saves alone, without a collective
 =============================  ====================================================================
@@ -24,7 +25,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +42,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     sigterm_exception,
 )
 from lightning_resilience.adapters.lightning.patches import Patches
+from lightning_resilience.adapters.lightning.tolerance import Tolerance
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
@@ -67,7 +71,8 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         patches: Remembers what was replaced.
     """
     session.alone.retaining.directories = partial(checkpoint_directories, trainer)
-    for callback in checkpoint_callbacks(trainer):
+    tolerance = Tolerance(trainer, session, patches)
+    for number, callback in enumerate(checkpoint_callbacks(trainer)):
         patches.replace(
             callback,
             "on_exception",
@@ -84,7 +89,9 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         )
         for name in ("_save_topk_checkpoint", "_save_last_checkpoint"):
             inner = getattr(callback, name)
-            patches.replace(callback, name, partial(_keep_books, callback, inner, session))
+            save = partial(_keep_books, callback, inner, session)
+            attempt = partial(tolerance.attempt, f"{number}{name}", save)
+            patches.replace(callback, name, attempt)
 
 
 def _set_up(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
@@ -150,6 +157,8 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     inner: Callable[..., None], session: Session, trainer: Any, filepath: str, linkpath: str
 ) -> None:
     del trainer
+    if os.path.abspath(filepath) == os.path.abspath(linkpath):  # noqa: PTH100 - as Lightning does
+        return
     # The barrier after the link is what the other ranks would be waiting in.
     alone = SimpleNamespace(
         is_global_zero=True, strategy=SimpleNamespace(barrier=lambda *_args: None)
@@ -160,7 +169,7 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
         remove_manifest(place, token)
         with place.store.landing(place.path, token) as landing:
             landing.send()
-            inner(alone, filepath, linkpath)
+            _link_at_once(partial(inner, alone, filepath), Path(linkpath))
         session.alone.retaining.linked(linkpath, filepath)
 
     background = session.background
@@ -174,6 +183,18 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     )
 
 
+def _link_at_once(link_as: Callable[[str], None], linkpath: Path) -> None:
+    # Lightning removes the old link first, which then is missing where the new one fails.
+    made = linkpath.with_name(f"{linkpath.name}.link")
+    try:
+        link_as(os.fspath(made))
+        if linkpath.is_dir() and not linkpath.is_symlink():
+            shutil.rmtree(linkpath)
+        made.replace(linkpath)
+    finally:
+        made.unlink(missing_ok=True)
+
+
 def _keep_books(
     callback: Any, inner: Callable[..., None], session: Session, *args: Any, **kwargs: Any
 ) -> None:
@@ -184,6 +205,7 @@ def _keep_books(
         for name in BOOKKEEPING
         if name in books
     }
+    session.is_saving = True
     try:
         inner(*args, **kwargs)
     except BaseException:
@@ -191,6 +213,8 @@ def _keep_books(
             books.pop(name, None)
         books.update(before)
         raise
+    finally:
+        session.is_saving = False
     # Both conditions are the same on every rank, other than whether there is something to remove.
     if session.operations > operations and (callback.save_top_k > 0 or callback.save_last):
         session.clear_up(f"{os.fspath(callback.dirpath).rstrip('/')}/")
@@ -204,6 +228,7 @@ def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's
     pl_module: Any,
     exception: BaseException,
 ) -> None:
+    session.is_leaving = True
     if isinstance(exception, ResilienceError) and not isinstance(exception, PeerFailedError):
         add_note(
             exception, "No checkpoint was saved on this exception: the storage is what it is about."

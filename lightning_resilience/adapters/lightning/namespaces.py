@@ -39,6 +39,7 @@ __all__ = [
     "default_weights_only",
     "forget_told_error",
     "innermost_wrapper",
+    "is_fitting",
     "is_model_checkpoint",
     "is_stock_io",
     "is_wrapping_io",
@@ -232,10 +233,14 @@ def on_slurm(trainer: object) -> bool:
     return detected
 
 
+def is_fitting(trainer: Any) -> bool:
+    """Tell whether the Trainer is in ``fit``, and not in ``validate``, ``test`` or ``predict``."""
+    return trainer.state.fn is not None and trainer.state.fn.value == "fit"
+
+
 def resumes_exceptions(trainer: Any) -> bool:
     """Tell whether a fit that is not told otherwise goes on from what an exception has saved."""
-    is_fitting = trainer.state.fn is not None and trainer.state.fn.value == "fit"
-    return is_fitting and any(saves_exceptions(callback) for callback in trainer.callbacks)
+    return is_fitting(trainer) and any(saves_exceptions(callback) for callback in trainer.callbacks)
 
 
 def saving_of(trainer: Any) -> Saving:

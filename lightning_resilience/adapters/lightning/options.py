@@ -13,6 +13,7 @@ from lightning_resilience.adapters.guard_options import OPTIONS, GuardOptions, g
 from lightning_resilience.adapters.lightning.breakers import Policy
 from lightning_resilience.adapters.staging import spool_directory
 from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.adapters.sweeping import swept_spool
 from lightning_resilience.core.outcome import with_user_classifier
 from lightning_resilience.core.validation import check_kind
 from lightning_resilience.protocols.circuit import Limits
@@ -57,7 +58,7 @@ class Options(GuardOptions):
         )
         return Storage(
             self.storage_options,
-            spool=spool,
+            spool=partial(swept_spool, spool),
             run_id=run_id,
             stall_timeout_s=self.retry.stall_timeout_s,
         )

@@ -4,27 +4,32 @@
 
 Each question is a joint operation, in which rank 0 retries behind the breaker and the others wait
 on the shared store. Its answer is the record that all ranks decide on, so the number of requests
-does not depend on the number of ranks.
+does not depend on the number of ranks. What is damaged is set aside by rank 0 in the same way, once
+all ranks know of a good one.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
-from lightning_resilience.adapters.lightning.discovery import inspect, look_for, search
+from lightning_resilience.adapters.lightning.discovery import inspect, look_for, search, verify
 from lightning_resilience.adapters.lightning.namespaces import (
     checkpoint_callbacks,
     innermost_wrapper,
+    is_fitting,
     is_model_checkpoint,
     saves_exceptions,
 )
 from lightning_resilience.adapters.lightning.resilient_io import format_of
 from lightning_resilience.adapters.private_filesystem import plain_url
+from lightning_resilience.adapters.set_aside import set_aside
+from lightning_resilience.core.events import CheckpointSetAside
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.resolution import (
@@ -34,8 +39,10 @@ from lightning_resilience.core.resolution import (
     Search,
     best_first,
     last_name,
+    override,
     refusal,
 )
+from lightning_resilience.core.set_aside import Moved, told
 from lightning_resilience.errors import CheckpointError
 
 
@@ -49,11 +56,25 @@ if TYPE_CHECKING:
     _Ask: TypeAlias = Callable[[Storage, CancelToken], Found]
 
 
-__all__ = ["choose", "share"]
+__all__ = ["Choice", "choose", "share"]
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a search has come to; the same on every rank.
+
+    Args:
+        seen: The checkpoint to start from; None where there is none.
+        is_overridden: Whether there are checkpoints that cannot be loaded, and the run was told to
+            start from the beginning all the same.
+    """
+
+    seen: Inspection | None = None
+    is_overridden: bool = False
 
 
 def share(trainer: Any, session: Session, path: str | os.PathLike[str]) -> Inspection:
@@ -66,32 +87,36 @@ def share(trainer: Any, session: Session, path: str | os.PathLike[str]) -> Inspe
 
     Raises:
         JointError: The same on every rank: it is not there, or that cannot be told.
-        CheckpointError: The same on every rank: it is damaged.
+        CheckpointError: The same on every rank: it is damaged. It stays where it is.
 
     Note:
         Every rank; joint.
     """
-    seen = _inspect(trainer, session, os.fspath(path))
+    url = os.fspath(path)
+    is_ours = _is_ours(trainer)
+
+    def look(storage: Storage, token: CancelToken) -> Inspection:
+        return inspect(storage, token, url=url) if is_ours else Inspection(path=url)
+
+    seen = _answered(session, url, _from_the_web(url) or look, kind=Inspection)
     if seen.rejected:
         message = f"the checkpoint {redacted(seen.path)} cannot be loaded: {seen.rejected}"
         raise CheckpointError(message)
     return seen
 
 
-def choose(trainer: Any, session: Session, what: Search) -> Inspection | None:
-    """Search for a checkpoint to start from.
+def choose(trainer: Any, session: Session, what: Search) -> Choice:
+    """Search for a checkpoint to start from, and set aside what is damaged.
 
     Args:
         trainer: The Trainer; its checkpoint callbacks have been set up.
         session: This rank's session.
         what: What is looked for.
 
-    Returns:
-        The checkpoint, or None where nothing is there.
-
     Raises:
         JointError: The same on every rank: it cannot be told what is there.
         CheckpointError: The same on every rank: something is there, and none of it can be loaded.
+            All of it stays where it is.
 
     Note:
         Every rank; joint.
@@ -101,23 +126,46 @@ def choose(trainer: Any, session: Session, what: Search) -> Inspection | None:
     rejected: list[Inspection] = []
     candidates = (candidate for place in found for candidate in place.candidates)
     for candidate in best_first(candidates, by_number=what is Search.HPC):
-        seen = _inspect(trainer, session, candidate.url)
+        seen = _verify(trainer, session, candidate.url)
         if not seen.rejected:
-            _tell(session, seen, rejected)
-            return seen
+            _pass_over(trainer, session, rejected)
+            _tell(session, logging.INFO, f"all ranks start from {seen.path}")
+            return Choice(seen=seen)
         rejected.append(seen)
     refused = refusal(what.value, found, rejected)
-    if refused:
+    if not refused:
+        return Choice()
+    if not session.checkpoints.allow_fresh_start:
         raise CheckpointError(refused)
-    return None
+    _pass_over(trainer, session, rejected)
+    _tell(session, logging.WARNING, override(what.value, found, rejected))
+    return Choice(is_overridden=True)
 
 
-def _tell(session: Session, seen: Inspection, rejected: list[Inspection]) -> None:
-    if session.member.rank != 0:
-        return
-    for each in rejected:
-        _log.warning("not loaded, %s: %s", each.rejected, redacted(each.path))
-    _log.info("all ranks start from %s", redacted(seen.path))
+def _pass_over(trainer: Any, session: Session, rejected: list[Inspection]) -> None:
+    """Set aside what is damaged, and say what was not loaded. Every rank; joint."""
+    for damaged in rejected:
+        # Who only reads checkpoints changes none: another job may be writing them.
+        moves = bool(damaged.mark) and is_fitting(trainer)
+        moved = _set_aside(session, damaged) if moves else None
+        _tell(session, logging.WARNING, told(damaged, moved))
+
+
+def _set_aside(session: Session, damaged: Inspection) -> Moved:
+    def move(storage: Storage, token: CancelToken) -> Moved:
+        nonce = session.driver.dice.nonce()
+        return set_aside(storage, token, damaged=damaged, nonce=nonce)
+
+    moved = _answered(session, damaged.path, move, kind=Moved, access="write")
+    if moved.to and session.member.rank == 0:
+        paths = {"path": redacted(moved.path), "to": redacted(moved.to)}
+        session.driver.sink.emit(CheckpointSetAside(reason=redacted(damaged.rejected), **paths))
+    return moved
+
+
+def _tell(session: Session, level: int, text: str) -> None:
+    if session.member.rank == 0:
+        _log.log(level, "%s", redacted(text))
 
 
 def _asks_for_hpc(trainer: Any) -> list[tuple[str, _Ask]]:
@@ -152,25 +200,41 @@ def _in_directory(directory: str, *, pattern: str, extension: str) -> tuple[str,
     return f"{directory.rstrip('/')}/", ask
 
 
-def _inspect(trainer: Any, session: Session, url: str) -> Inspection:
-    wrapper = innermost_wrapper(trainer.strategy.checkpoint_io)
-    inner = trainer.strategy.checkpoint_io if wrapper is None else wrapper.checkpoint_io
-    # In a format of the user's it may be anything, and a web server need not answer questions.
-    asks = format_of(inner).is_ours and not plain_url(url).startswith("http")
+def _verify(trainer: Any, session: Session, url: str) -> Inspection:
+    is_ours = _is_ours(trainer)
 
     def look(storage: Storage, token: CancelToken) -> Inspection:
-        return inspect(storage, token, url=url) if asks else Inspection(path=url)
+        return verify(storage, token, url=url, is_ours=is_ours)
 
-    return _answered(session, url, look, kind=Inspection)
+    return _answered(session, url, _from_the_web(url) or look, kind=Inspection)
+
+
+def _is_ours(trainer: Any) -> bool:
+    # In a format of the user's it may be anything.
+    wrapper = innermost_wrapper(trainer.strategy.checkpoint_io)
+    inner = trainer.strategy.checkpoint_io if wrapper is None else wrapper.checkpoint_io
+    return format_of(inner).is_ours
+
+
+def _from_the_web(url: str) -> Callable[[Storage, CancelToken], Inspection] | None:
+    # A web server need not answer questions.
+    if not plain_url(url).startswith("http"):
+        return None
+    return lambda _storage, _token: Inspection(path=url)
 
 
 def _answered(
-    session: Session, url: str, ask: Callable[[Storage, CancelToken], T], *, kind: type[T]
+    session: Session,
+    url: str,
+    ask: Callable[[Storage, CancelToken], T],
+    *,
+    kind: type[T],
+    access: str = "read",
 ) -> T:
     """Let rank 0 ask, and return its answer on every rank."""
 
     def encoded(token: CancelToken) -> str:
         return encode(ask(session.storage, token)).decode()
 
-    final = session.on_rank_zero("resolve", url, encoded, kind="read")
+    final = session.on_rank_zero("resolve", url, encoded, kind=access)
     return decode(kind, final.detail.encode(), key=f"what rank 0 has seen of {redacted(url)}")

@@ -68,6 +68,8 @@ class Session:
         place: Tells where in training the next joint operation is.
         background: What is written in the background; None where nothing is.
         checkpoints: What checkpoints the run insists on.
+        is_leaving: Whether training is being left, so that no later save makes up for a failed one.
+        is_saving: Whether ``ModelCheckpoint`` saves now, and clears up after it.
     """
 
     def __init__(
@@ -89,6 +91,8 @@ class Session:
         self.place: Callable[[], str] = str
         self.background: Background | None = None
         self.checkpoints = CheckpointConfig()
+        self.is_leaving = False
+        self.is_saving = False
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
@@ -195,12 +199,15 @@ class Session:
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
 
+        What a save point removes is cleared up at its end, with one rank as well: a removal that
+        fails must not look like a failure of the save before it.
+
         Not joint: whether there is something to remove is decided by each rank for itself, from
         metrics that may differ, and only rank 0's decision counts.
         """
         if self.member.rank == 0:
             self._removals.ask(work)
-        if self.member.world_size == 1:
+        if self.member.world_size == 1 and not self.is_saving:
             self.clear_up(work.url)
 
     def clear_up(self, url: str) -> None:

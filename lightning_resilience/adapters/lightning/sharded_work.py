@@ -21,7 +21,7 @@ from lightning_resilience.adapters.manifests import (
     remove_manifest,
     write_manifest,
 )
-from lightning_resilience.adapters.object_store import find_info
+from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.staging import is_staging_name, staging_name
 from lightning_resilience.adapters.storage import is_local, parent_of
 from lightning_resilience.adapters.trees import fetch, put_in_place, send
@@ -240,12 +240,10 @@ class Commit(Work):
 
     def _sizes(self, token: CancelToken) -> dict[str, int | None]:
         place = self.storage.place(self._destination)
-        place.fs.invalidate_cache()
         token.raise_if_cancelled()
-        root = place.path.rstrip("/")
-        listed = place.fs.find(place.path, detail=True).items()
+        sizes = list_files(place.fs, place.path)
         token.progress()
-        return {name[len(root) + 1 :]: item.get("size") for name, item in listed}
+        return sizes
 
     def _rename(self, token: CancelToken) -> None:
         source = self.storage.place(self._destination).path

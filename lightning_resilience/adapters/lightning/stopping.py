@@ -76,6 +76,7 @@ class Stopping:
             JointError: Instead of it, on all ranks: the checkpoint could not be saved.
         """
         self._termination.is_agreed = True
+        self._session.is_leaving = True
         self._termination.stop(record.left_s)
         _log.info(
             "all ranks stop at step %d: %s on rank %d",

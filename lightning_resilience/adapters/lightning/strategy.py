@@ -119,6 +119,8 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
 ) -> None:
     url = os.fspath(filepath)
     checkpoint_io = strategy.checkpoint_io
+    # An older one of this name may wait for its removal still, where that has failed.
+    session.keep(url)
     if is_wrapping_io(checkpoint_io):
         pass_on = partial(
             checkpoint_io.save_checkpoint, checkpoint, filepath, storage_options=storage_options

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -178,6 +179,102 @@ def test_a_completion_that_was_sent_is_waited_for(
 
     assert call.ends()
     assert store.size(path) == len(data)
+    assert uploads(s3_server, bucket) == []
+
+
+class Parts:
+    """Watches how many parts are under way, each of which ends when the test lets it.
+
+    Args:
+        fs: The client.
+        together: How many parts are waited for before any of them is passed on.
+        failing: The part that fails as soon as so many are under way; 0 for none.
+    """
+
+    def __init__(self, fs: Any, *, together: int, failing: int = 0) -> None:
+        self.under_way: set[int] = set()
+        self.most = self.cancelled = 0
+        self.at_abort: set[int] | None = None
+        self._call, self._together, self._failing = fs._call_s3, together, failing
+        self._all_there = asyncio.Event()
+        fs._call_s3 = self.call
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Pass a request on; hold a part back until enough of them are there."""
+        if method == "abort_multipart_upload":
+            self.at_abort = set(self.under_way)
+        if method != "upload_part":
+            return await self._call(method, *args, **kwargs)
+        number = kwargs["PartNumber"]
+        self.under_way.add(number)
+        self.most = max(self.most, len(self.under_way))
+        if len(self.under_way) == self._together:
+            self._all_there.set()
+        try:
+            await asyncio.wait_for(self._all_there.wait(), HANG_S)
+            if self._failing == number:
+                raise ConnectionResetError("this part")
+            if self._failing:
+                await asyncio.sleep(HANG_S)
+            return await self._call(method, *args, **kwargs)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.under_way.discard(number)
+
+
+def test_four_parts_are_under_way_at_once_and_never_more(
+    store: FsspecObjectStore, s3_server: S3Server, bucket: str
+) -> None:
+    """They end in any order, and the object has them in theirs."""
+    path = f"s3://{bucket}/a.ckpt"
+    data = b"".join(bytes([number]) * PART_BYTES for number in range(6)) + b"the end"
+    parts = Parts(store._fs, together=4)
+
+    publish(store, path, data, RecordingToken())
+
+    assert parts.most == 4
+    body = s3_server.client().get_object(Bucket=bucket, Key="a.ckpt")["Body"]
+    assert body.read() == data
+
+
+def test_where_a_part_fails_no_other_is_under_way_when_the_upload_is_aborted(
+    store: FsspecObjectStore, s3_server: S3Server, bucket: str
+) -> None:
+    """A part that arrived after the abort would stay there."""
+    path = f"s3://{bucket}/a.ckpt"
+    parts = Parts(store._fs, together=4, failing=2)
+
+    with pytest.raises(ConnectionResetError, match="this part"):
+        publish(store, path, b"x" * (6 * PART_BYTES), RecordingToken())
+
+    assert parts.cancelled == 3
+    assert parts.at_abort == set()
+    assert uploads(s3_server, bucket) == []
+    assert store.size(path) is None
+
+
+def test_an_interruption_ends_all_parts(
+    store: FsspecObjectStore, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is raised while the thread waits, the parts are called off and the upload too."""
+    path = f"s3://{bucket}/a.ckpt"
+    parts = Parts(store._fs, together=4, failing=99)
+    wait = concurrent.futures.wait
+
+    def interrupted(futures: Any, timeout: float) -> Any:
+        if len(parts.under_way) == 4 and timeout < 1.0:
+            raise KeyboardInterrupt
+        return wait(futures, timeout=timeout)
+
+    monkeypatch.setattr(concurrent.futures, "wait", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        publish(store, path, b"x" * (6 * PART_BYTES), RecordingToken())
+
+    assert parts.cancelled == 4
+    assert parts.at_abort == set()
     assert uploads(s3_server, bucket) == []
 
 

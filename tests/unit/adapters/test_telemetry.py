@@ -74,7 +74,7 @@ def test_an_event_that_is_new_is_shown_all_the_same() -> None:
 
 
 # A removal is never worth telling by itself: the failure of one is told by the attempt.
-TOLD = [kind for kind in KINDS if kind is not events.CheckpointRemoved]
+TOLD = [kind for kind in KINDS if kind not in {events.CheckpointRemoved, events.SaveTolerated}]
 
 
 @pytest.mark.parametrize("kind", TOLD)
@@ -87,6 +87,17 @@ def test_rank_zero_speaks_and_the_others_mumble(
 
     assert [(record.levelno, record.name) for record in lines.records] == [(level, LOGGER.name)]
     assert lines.records[0].getMessage().startswith(f"[rank {rank}] ")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_save_that_failed_is_a_warning_of_every_rank(
+    rank: int, lines: pytest.LogCaptureFixture
+) -> None:
+    """Training goes on without that checkpoint, and each log says so once, with the numbers."""
+    LoggingSink(rank=rank).emit(sample(events.SaveTolerated, number=2, limit=5, step=40))
+
+    assert [record.levelno for record in lines.records] == [logging.WARNING]
+    assert "at step 40, number 2 in a row, of which 5 would end it" in lines.messages[0]
 
 
 def notable(kind: type) -> dict[str, Any]:

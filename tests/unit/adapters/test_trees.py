@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -201,11 +202,30 @@ def test_a_name_that_leads_out_of_the_directory_is_not_followed(tmp_path: Path) 
     fs = SimpleNamespace(
         info=lambda _path: {"type": "directory"},
         invalidate_cache=lambda _path: None,
-        find=lambda _path, **_options: {"bucket/a.ckpt/../../evil": {"size": 1}},
+        ls=lambda path, **_options: [{"name": f"{path}/../../evil", "type": "file", "size": 1}],
     )
     place: Any = SimpleNamespace(fs=fs, path="bucket/a.ckpt")
 
     with pytest.raises(CheckpointError, match="outside the directory"):
+        fetch(place, str(tmp_path / "a.ckpt"), RecordingToken())
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_folder_that_cannot_be_listed_is_not_empty(number: int, tmp_path: Path) -> None:
+    """Its files are not left out: what was fetched would be a part of the checkpoint."""
+    place = Storage({}, spool=str).place(f"memory://{uuid.uuid4().hex}/a.ckpt")
+    for name in ("index", "parts/0"):
+        place.fs.pipe_file(f"{place.path}/{name}", b"data")
+    inner, listings = place.fs.ls, count(1)
+
+    def ls(path: str, **options: Any) -> Any:
+        if next(listings) == number:
+            raise ConnectionResetError(path)
+        return inner(path, **options)
+
+    place.fs.ls = ls
+
+    with pytest.raises(ConnectionResetError):
         fetch(place, str(tmp_path / "a.ckpt"), RecordingToken())
 
 

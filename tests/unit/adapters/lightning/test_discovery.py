@@ -4,18 +4,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
 import torch
+import xxhash
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lightning_resilience.adapters.lightning.discovery import inspect, look_for, search
+from lightning_resilience.adapters.lightning import discovery
+from lightning_resilience.adapters.lightning.discovery import inspect, look_for, search, verify
 from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.core.manifest import (
+    Origin,
+    encode_manifest,
+    manifest_of,
+    manifest_path,
+)
 from lightning_resilience.core.resolution import Inspection, best_first, last_name
 from tests import faulty_filesystem
 from tests.faulty_filesystem import VARIABLE, FaultPlan, Rule
@@ -24,7 +34,6 @@ from tests.tokens import RecordingToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from lightning_resilience.core.resolution import Found
     from tests.s3_server import S3Server
@@ -212,3 +221,213 @@ def test_a_read_that_fails_does_not_make_a_file_damaged(
 
     with pytest.raises(ConnectionResetError):
         inspect(storage(), RecordingToken(), url=f"{directory}/last.ckpt")
+
+
+# With its manifest --------------------------------------------------------------------------------
+
+
+def flipped(data: bytes) -> bytes:
+    """Return the same with one bit flipped, in the middle."""
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def saved(directory: str, contents: dict[str, bytes], **options: Any) -> str:
+    """Write a checkpoint of these files, and its manifest; return its URL."""
+    url = f"{directory}/last.ckpt"
+    place = storage(**options).place(url)
+    manifest = manifest_of(
+        place.path,
+        {name: (len(data), digest(data)) for name, data in contents.items()},
+        Origin(),
+    )
+    files = {f"{place.path}/{name}".rstrip("/"): data for name, data in contents.items()}
+    files[manifest_path(place.path)] = encode_manifest(manifest)
+    for path, data in files.items():
+        if place.store.is_local:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        place.fs.pipe_file(path, data)
+    return url
+
+
+def digest(data: bytes) -> str:
+    """Return a digest as a manifest has it."""
+    return f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"
+
+
+def verified(url: str, *, is_ours: bool = True) -> Inspection:
+    """Look at a candidate."""
+    return verify(storage(), RecordingToken(), url=url, is_ours=is_ours)
+
+
+ASKED = {"manifest_open": 1, "info": 2, "open": 1, "ls": 2}
+"""How often each is asked about a good checkpoint; about a sharded one for the last."""
+SHARDS = {".metadata": b"m", "meta.pt": b"p", "__0_0.distcp": b"zero", "__1_0.distcp": b"one"}
+
+
+def test_what_matches_its_manifest_is_good(tmp_path: Path) -> None:
+    """It has no mark, so nobody moves it."""
+    seen = verified(saved(str(tmp_path), {"": checkpoint()}))
+
+    assert (seen.rejected, seen.mark) == ("", "")
+    assert seen.digest
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_one_flipped_bit_of_a_local_file_is_found(
+    is_ours: bool,  # noqa: FBT001 - a column of the table
+    tmp_path: Path,
+) -> None:
+    """Its size and its table of contents are as before; in a format of the user's, too."""
+    url = saved(str(tmp_path), {"": checkpoint()})
+    Path(url).write_bytes(flipped(checkpoint()))
+
+    seen = verified(url, is_ours=is_ours)
+
+    assert "not what its manifest says was saved: it has the digest" in seen.rejected
+    assert seen.mark
+    assert Path(url).read_bytes() == flipped(checkpoint())
+
+
+def test_a_remote_file_is_compared_by_its_size(memory: str) -> None:
+    """To read it through would fetch it twice: its digest is checked while it is fetched."""
+    url = saved(memory, {"": b"in a format of its own"})
+    fs = storage().place(url).fs
+    fs.pipe_file("/found/last.ckpt", b"IN a format of its own")
+    same_size = verified(url)
+    fs.pipe_file("/found/last.ckpt", b"<html>no such page</html>")
+    another_size = verified(url)
+
+    assert same_size.rejected == ""
+    assert "it has 25 bytes, 22 were saved" in another_size.rejected
+    assert another_size.mark
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, ""),
+        ({"notes.txt": b"a user's"}, ""),
+        ({"__1_0.distcp": None}, "__1_0.distcp is missing"),
+        ({"__1_0.distcp": b"on"}, "__1_0.distcp has 2 bytes, 3 were saved"),
+        ({".metadata": None}, "without the metadata"),
+    ],
+    ids=["whole", "more", "missing", "shorter", "no metadata"],
+)
+def test_every_file_of_a_sharded_checkpoint_has_to_be_there(
+    change: dict[str, bytes | None], said: str, tmp_path: Path
+) -> None:
+    """With its size; what somebody has put there besides does not matter."""
+    url = saved(str(tmp_path), SHARDS)
+    for name, data in change.items():
+        path = Path(url, name)
+        path.unlink() if data is None else path.write_bytes(data)
+
+    seen = verified(url)
+
+    assert said in seen.rejected
+    assert bool(seen.rejected) == bool(said)
+    assert bool(seen.mark) == bool(said)
+
+
+def test_a_manifest_that_cannot_be_read_makes_its_checkpoint_damaged(tmp_path: Path) -> None:
+    """It cannot be told whether that is what was saved."""
+    url = saved(str(tmp_path), {"": checkpoint()})
+    Path(manifest_path(url)).write_bytes(b'{"v": 1, ')
+
+    seen = verified(url)
+
+    assert "does not decode" in seen.rejected
+    assert seen.mark
+
+
+def test_a_torn_file_without_a_manifest_may_be_set_aside(tmp_path: Path) -> None:
+    """Its own format shows that it is damaged."""
+    (tmp_path / "last.ckpt").write_bytes(checkpoint()[:-100])
+
+    assert verified(f"{tmp_path}/last.ckpt").mark
+
+
+def test_a_directory_whose_save_may_be_under_way_is_only_passed_over(tmp_path: Path) -> None:
+    """Another job may be writing its shards."""
+    (tmp_path / "last.ckpt").mkdir()
+    (tmp_path / "last.ckpt" / "__0_0.distcp").touch()
+
+    seen = verified(f"{tmp_path}/last.ckpt")
+
+    assert "without the metadata" in seen.rejected
+    assert seen.mark == ""
+
+
+def test_a_link_to_a_damaged_file_is_only_passed_over(tmp_path: Path) -> None:
+    """The file has another name, and the link is replaced by the next save."""
+    (tmp_path / "step=2.ckpt").write_bytes(checkpoint()[:-100])
+    (tmp_path / "last.ckpt").symlink_to("step=2.ckpt")
+
+    seen = verified(f"{tmp_path}/last.ckpt")
+
+    assert "it is damaged" in seen.rejected
+    assert seen.mark == ""
+
+
+def test_what_changes_while_it_is_looked_at_has_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody is writing it; it is passed over now, and stays."""
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(b"PK\x03\x04")
+    inner = discovery.inspect
+
+    def inspect_while_it_grows(*args: Any, **kwargs: Any) -> Inspection:
+        seen = inner(*args, **kwargs)
+        path.write_bytes(path.read_bytes() + b"more")
+        return seen
+
+    monkeypatch.setattr(discovery, "inspect", inspect_while_it_grows)
+
+    seen = verified(str(path))
+
+    assert "it is damaged" in seen.rejected
+    assert seen.mark == ""
+
+
+def test_what_is_good_when_it_is_looked_at_again_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of a network filesystem was out of date, or its save has ended just now."""
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(checkpoint()[:-100])
+    inner = discovery.inspect
+
+    def inspect_before_it_ends(*args: Any, **kwargs: Any) -> Inspection:
+        seen = inner(*args, **kwargs)
+        path.write_bytes(checkpoint())
+        return seen
+
+    monkeypatch.setattr(discovery, "inspect", inspect_before_it_ends)
+
+    assert verified(str(path)).rejected == ""
+
+
+@pytest.mark.parametrize("operation", ["manifest_open", "info", "open", "ls"])
+@pytest.mark.parametrize("number", range(1, 4))
+def test_no_error_of_the_storage_makes_a_checkpoint_damaged(
+    operation: str,
+    number: int,
+    faulty: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is raised, wherever it comes, and asked again by who asks."""
+    contents = SHARDS if operation == "ls" else {"": checkpoint()}
+    url = saved(f"{faulty()}/{operation}", contents)
+    rule = Rule(operations=(operation,), error="reset", first=number, last=number)
+    plan = FaultPlan.write(tmp_path / "another-plan", rule)
+    monkeypatch.setenv(VARIABLE, str(plan.folder))
+
+    is_asked = number <= ASKED[operation]
+    with pytest.raises(ConnectionResetError) if is_asked else contextlib.nullcontext():
+        assert verified(url).rejected == ""
+
+    struck = [call for call in plan.calls(operation) if call["struck"]]
+    assert len(struck) == is_asked

@@ -1,0 +1,247 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Remove what killed processes have left unfinished: staged files, and uploads in parts.
+
+==============================  =====================================  =============================
+where                           what                                   told from others by
+==============================  =====================================  =============================
+a directory of checkpoints      staged files beside their targets      the name of a staged file
+the same, on object storage     uploads that were neither completed    their keys, which are below
+                                nor aborted, and are paid for          that directory
+the node's spool directory      staged files and directories of all    the name, and that they are
+                                runs of this user                      in there
+==============================  =====================================  =============================
+
+A staged *directory* beside its target stays: it may be the older checkpoint, moved aside by a
+process that was killed before the newer one was in its place.
+
+What is old enough is decided in ``core.sweeping``. Where nothing is found, one listing was all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.adapters.object_store import find_info, protocols
+from lightning_resilience.adapters.staging import discard, is_staging_name, stage, staging_name
+from lightning_resilience.adapters.storage import probe_path
+from lightning_resilience.core.sweeping import Leftover, orphans
+from lightning_resilience.runtime.calls import Token
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lightning_resilience.adapters.storage import Place, Storage
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["sweep_directory", "sweep_spool", "swept_spool"]
+
+_PAGES_MAX: Final = 10
+
+_log = logging.getLogger(__name__)
+
+
+def sweep_directory(
+    storage: Storage, url: str, token: CancelToken, *, nonce: Callable[[], str]
+) -> list[str]:
+    """Remove what killed processes have left in a directory of checkpoints.
+
+    Args:
+        storage: Clients of storage.
+        url: The directory; one that does not exist has nothing in it.
+        token: Of the call.
+        nonce: Makes names.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        Exception: What the storage raised.
+    """
+    place = storage.place(url)
+    token.raise_if_cancelled()
+    if place.store.is_local:
+        return _sweep_files(Path(place.path), token, nonce=nonce, also_directories=False)
+    if "s3" in protocols(place.fs):
+        return _sweep_uploads(storage, url, token, nonce=nonce)
+    return []
+
+
+def sweep_spool(directory: str, token: CancelToken, *, nonce: Callable[[], str]) -> list[str]:
+    """Remove what killed processes of this user have left on this node.
+
+    Args:
+        directory: The spool directory of this run; those of other runs are beside it.
+        token: Of the call.
+        nonce: Makes names.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        OSError: What the filesystem raised.
+    """
+    removed = []
+    for run in sorted(Path(directory).parent.iterdir()):
+        token.raise_if_cancelled()
+        if run.is_dir() and not run.is_symlink():
+            removed += _sweep_files(run, token, nonce=nonce, also_directories=True)
+    return removed
+
+
+def swept_spool(make: Callable[[], str]) -> str:
+    """Make the node's spool directory and sweep it; that this fails is nobody's problem.
+
+    Args:
+        make: Makes the spool directory of this run.
+
+    Returns:
+        The directory.
+
+    Raises:
+        BaseException: What ``make`` raises.
+    """
+    directory = make()
+    try:
+        removed = sweep_spool(directory, Token(), nonce=lambda: uuid.uuid4().hex)
+    except OSError as error:
+        _log.warning("what killed processes have left on this node was not removed: %s", error)
+    else:
+        if removed:
+            _log.info("removed what killed processes have left: %s", ", ".join(removed))
+    return directory
+
+
+def _sweep_files(
+    directory: Path, token: CancelToken, *, nonce: Callable[[], str], also_directories: bool
+) -> list[str]:
+    found = [
+        item
+        for item in _listed(directory)
+        if is_staging_name(item.name) and (also_directories or item.is_file())
+    ]
+    leftovers = [
+        Leftover(name=str(item), touched_s=touched_s)
+        for item in found
+        if (touched_s := _touched_s(item)) is not None
+    ]
+    if not leftovers:
+        return []
+    return _remove(orphans(leftovers, now_s=_time_of(directory, nonce())), _remove_local, token)
+
+
+def _listed(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _touched_s(item: Path) -> float | None:
+    """Return when it was last touched, or anything in it; None where it is gone by now."""
+    try:
+        return max(each.lstat().st_mtime for each in (item, *item.rglob("*")))
+    except FileNotFoundError:
+        return None
+
+
+def _time_of(directory: Path, nonce: str) -> float:
+    """Return what the filesystem takes for now: a file server has a clock of its own."""
+    name = directory / staging_name(nonce)
+    try:
+        name.touch(exist_ok=False)
+        return name.stat().st_mtime
+    finally:
+        discard(str(name))
+
+
+def _remove_local(name: str) -> None:
+    path = Path(name)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        discard(name)
+
+
+def _remove(
+    leftovers: Iterable[Leftover], remove: Callable[[str], object], token: CancelToken
+) -> list[str]:
+    removed = []
+    for leftover in leftovers:
+        token.raise_if_cancelled()
+        remove(leftover.name)
+        token.progress()
+        removed.append(leftover.name)
+    return removed
+
+
+# Uploads in parts ---------------------------------------------------------------------------------
+
+
+def _sweep_uploads(
+    storage: Storage, url: str, token: CancelToken, *, nonce: Callable[[], str]
+) -> list[str]:
+    place = storage.place(url)
+    bucket, prefix, _ = place.fs.split_path(place.path)
+    if not prefix:
+        # Whose the uploads of a whole bucket are cannot be told from their keys.
+        return []
+    prefix = f"{prefix.rstrip('/')}/"
+    keys: dict[str, str] = {}
+    leftovers = []
+    for upload in _uploads(place, token, Bucket=bucket, Prefix=prefix):
+        keys[upload["UploadId"]] = upload["Key"]
+        touched_s = upload["Initiated"].timestamp()
+        leftovers.append(Leftover(name=upload["UploadId"], touched_s=touched_s))
+    if not leftovers:
+        return []
+    now_s = _time_of_storage(storage.place(probe_path(url, nonce())), nonce(), token)
+
+    def abort(name: str) -> None:
+        request = {"Bucket": bucket, "Key": keys[name], "UploadId": name}
+        try:
+            _call(place, "abort_multipart_upload", **request)
+        except FileNotFoundError:
+            _log.debug("the upload to %s/%s was ended by somebody else", bucket, keys[name])
+
+    return [keys[name] for name in _remove(orphans(leftovers, now_s=now_s), abort, token)]
+
+
+def _uploads(place: Place, token: CancelToken, **request: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    # What is on later pages is found by the next start.
+    for _ in range(_PAGES_MAX):
+        token.raise_if_cancelled()
+        page = _call(place, "list_multipart_uploads", **request)
+        token.progress()
+        found += page.get("Uploads", ())
+        if not page.get("IsTruncated"):
+            break
+        request["KeyMarker"] = page["NextKeyMarker"]
+        request["UploadIdMarker"] = page["NextUploadIdMarker"]
+    return found
+
+
+def _time_of_storage(place: Place, nonce: str, token: CancelToken) -> float:
+    """Return what the storage takes for now: the time of an object that was made there just now."""
+    staged_path = place.store.staging_path(place.path, nonce)
+    try:
+        staged = stage(lambda file: file.write(nonce.encode()), staged_path, token)
+        place.store.publish(staged.path, place.path, token)
+        found = find_info(place.fs, place.path) or {}
+        place.store.remove(place.path)
+    finally:
+        discard(staged_path)
+    return float(found["LastModified"].timestamp())
+
+
+def _call(place: Place, method: str, **request: Any) -> Any:
+    call = place.fs._call_s3(method, **request)  # noqa: SLF001 - s3fs has no public name for these
+    return asyncio.run_coroutine_threadsafe(call, place.fs.loop).result()

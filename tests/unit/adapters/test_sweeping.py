@@ -1,0 +1,218 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What killed processes have left is removed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lightning_resilience.adapters.staging import staging_name
+from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.adapters.sweeping import sweep_directory, sweep_spool, swept_spool
+from lightning_resilience.errors import CallTimeoutError
+from tests.tokens import RecordingToken
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.s3_server import S3Server
+
+
+DAY_S = 24 * 3600.0
+
+
+def nonce() -> str:
+    """Make a name."""
+    return uuid.uuid4().hex
+
+
+def age(path: Path, *, by_s: float) -> None:
+    """Let a file have been touched so long ago."""
+    stat = path.lstat()
+    os.utime(path, (stat.st_atime - by_s, stat.st_mtime - by_s))
+
+
+def make(path: Path, *, days: float) -> Path:
+    """Make a file of an age."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+    age(path, by_s=days * DAY_S)
+    return path
+
+
+def sweep(directory: str, options: dict[str, Any] | None = None) -> list[str]:
+    """Sweep a directory of checkpoints."""
+    storage = Storage(options or {}, spool=lambda: "/nonexistent")
+    return sweep_directory(storage, directory, RecordingToken(), nonce=nonce)
+
+
+def test_old_staged_files_go_and_all_else_stays(tmp_path: Path) -> None:
+    """Neither a checkpoint, however old, nor a file that is being written, nor a directory."""
+    old = make(tmp_path / staging_name("old"), days=1.1)
+    aside = make(tmp_path / staging_name("aside") / "shard", days=3.0).parent
+    age(aside, by_s=3 * DAY_S)
+    kept = [
+        make(tmp_path / "step=1.ckpt", days=30.0),
+        make(tmp_path / ".resilience" / "step=1.ckpt.json", days=30.0),
+        make(tmp_path / staging_name("fresh"), days=0.9),
+        aside,
+    ]
+
+    assert sweep(str(tmp_path)) == [str(old)]
+
+    assert not old.exists()
+    assert all(path.exists() for path in kept)
+    assert len(list(tmp_path.iterdir())) == len(kept)
+
+
+@pytest.mark.parametrize("name", ["absent", "a-file"])
+def test_where_there_is_no_directory_nothing_is_done(name: str, tmp_path: Path) -> None:
+    """A first start has none, and none is made."""
+    (tmp_path / "a-file").touch()
+
+    assert sweep(str(tmp_path / name)) == []
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-file"]
+
+
+def test_where_nothing_is_unfinished_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where something might be removed is the filesystem asked for its time."""
+    make(tmp_path / "step=1.ckpt", days=30.0)
+    monkeypatch.setattr(type(tmp_path), "touch", lambda *_: pytest.fail("it was written to"))
+
+    assert sweep(str(tmp_path)) == []
+
+
+def test_the_spool_of_all_runs_is_swept(tmp_path: Path) -> None:
+    """There a directory is staged as well; one counts as touched when anything in it was."""
+    own, other = tmp_path / "run-1", tmp_path / "run-2"
+    own.mkdir()
+    old = make(other / staging_name("old"), days=2.0)
+    shards = make(other / staging_name("shards") / "deep" / "shard", days=2.0).parents[1]
+    for directory in (shards / "deep", shards):
+        age(directory, by_s=2 * DAY_S)
+    growing = make(other / staging_name("growing") / "shard", days=0.5).parent
+    age(growing, by_s=2 * DAY_S)
+    foreign = make(other / "not-ours", days=9.0)
+
+    removed = sweep_spool(str(own), RecordingToken(), nonce=nonce)
+
+    assert sorted(removed) == sorted([str(old), str(shards)])
+    assert not shards.exists()
+    assert growing.exists()
+    assert foreign.exists()
+
+
+def test_a_spool_that_cannot_be_swept_is_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is in the way of cleaning up must not be in the way of a save."""
+    run = tmp_path / "run"
+    run.mkdir()
+
+    def refuse(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
+
+    assert swept_spool(lambda: str(run)) == str(run)
+
+    assert "was not removed" in caplog.text
+
+
+def test_a_spool_is_swept_when_it_is_made(tmp_path: Path) -> None:
+    """The first call that stages on the node cleans up behind those that were killed there."""
+    old = make(tmp_path / "run-0" / staging_name("old"), days=2.0)
+    (tmp_path / "run-1").mkdir()
+
+    swept_spool(lambda: str(tmp_path / "run-1"))
+
+    assert not old.exists()
+
+
+def test_whoever_has_given_up_removes_nothing(tmp_path: Path) -> None:
+    """A call that was abandoned stops before the next removal."""
+    old = make(tmp_path / staging_name("old"), days=2.0)
+    storage = Storage({}, spool=lambda: "/nonexistent")
+
+    with pytest.raises(CallTimeoutError):
+        sweep_directory(storage, str(tmp_path), RecordingToken(cancelled=True), nonce=nonce)
+
+    assert old.exists()
+
+
+class Uploads:
+    """Unfinished uploads on a real server, whose clock a test sets.
+
+    Args:
+        server: The server.
+        bucket: A bucket.
+    """
+
+    def __init__(self, server: S3Server, bucket: str) -> None:
+        self._server, self._bucket = server, bucket
+
+    def begin(self, key: str) -> None:
+        """Begin one and never end it."""
+        self._server.client().create_multipart_upload(Bucket=self._bucket, Key=key)
+
+    def keys(self) -> list[str]:
+        """Return whose uploads there are."""
+        found = self._server.client().list_multipart_uploads(Bucket=self._bucket)
+        return sorted(upload["Key"] for upload in found.get("Uploads", ()))
+
+
+def aged_client(storage: Storage, url: str, **days: float) -> None:
+    """Let a client be told when uploads began: the server says the same of all of them."""
+    fs = storage.place(url).fs
+    call = fs._call_s3
+
+    async def aged(method: str, *args: Any, **kwargs: Any) -> Any:
+        answer = await call(method, *args, **kwargs)
+        for upload in answer.get("Uploads", ()) if method == "list_multipart_uploads" else ():
+            name = upload["Key"].rpartition("/")[2].partition(".")[0]
+            upload["Initiated"] = datetime.now(timezone.utc) - timedelta(days=days[name])
+        return answer
+
+    fs._call_s3 = aged
+
+
+def test_old_uploads_are_aborted_and_no_others(
+    s3_server: S3Server, bucket: str, tmp_path: Path
+) -> None:
+    """Those below this directory only, and nothing is left of the question for the time."""
+    pytest.importorskip("s3fs")
+    uploads = Uploads(s3_server, bucket)
+    for key in ("run/old.ckpt", "run/new.ckpt", "run/below/old.ckpt", "running/old.ckpt"):
+        uploads.begin(key)
+    storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
+    url = f"s3://{bucket}/run"
+    aged_client(storage, url, old=2.0, new=0.5)
+
+    removed = sweep_directory(storage, url, RecordingToken(), nonce=nonce)
+
+    assert sorted(removed) == ["run/below/old.ckpt", "run/old.ckpt"]
+    assert uploads.keys() == ["run/new.ckpt", "running/old.ckpt"]
+    assert "Contents" not in s3_server.client().list_objects_v2(Bucket=bucket)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_whole_bucket_is_left_alone(s3_server: S3Server, bucket: str, tmp_path: Path) -> None:
+    """Others may keep theirs in it, and nothing in their keys says whose they are."""
+    pytest.importorskip("s3fs")
+    uploads = Uploads(s3_server, bucket)
+    uploads.begin("old.ckpt")
+    storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
+    aged_client(storage, f"s3://{bucket}", old=9.0)
+
+    assert sweep_directory(storage, f"s3://{bucket}", RecordingToken(), nonce=nonce) == []
+
+    assert uploads.keys() == ["old.ckpt"]
