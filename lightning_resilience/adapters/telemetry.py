@@ -153,6 +153,7 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"{e.elapsed_s:.2f} s and {e.attempts} attempt{'s' if e.attempts > 1 else ''}"
     ),
     ev.CheckpointRemoved: lambda e: f"{e.path} is removed",
+    ev.CheckpointRetained: lambda e: f"{e.path} is not removed: {e.reason}",
     ev.SaveTolerated: lambda e: (
         f"training goes on after a failed save at step {e.step}, number {e.number} in a row, of "
         f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"

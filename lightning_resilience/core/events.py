@@ -18,6 +18,7 @@ from lightning_resilience.core.event import Event
 from lightning_resilience.core.events_checkpoints import (
     CheckpointPublished,
     CheckpointRemoved,
+    CheckpointRetained,
     CheckpointSetAside,
     DirectoryTried,
     SaveTolerated,
@@ -31,6 +32,7 @@ __all__ = [
     "CallStalled",
     "CheckpointPublished",
     "CheckpointRemoved",
+    "CheckpointRetained",
     "CheckpointSetAside",
     "CollectivesEnded",
     "DependencyAwaited",

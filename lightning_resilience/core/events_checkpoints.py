@@ -15,6 +15,7 @@ from lightning_resilience.core.event import Event
 __all__ = [
     "CheckpointPublished",
     "CheckpointRemoved",
+    "CheckpointRetained",
     "CheckpointSetAside",
     "DirectoryTried",
     "SaveTolerated",
@@ -71,3 +72,11 @@ class DirectoryTried(Event):
     directory: str
     outcome: str
     refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRetained(Event):
+    """A checkpoint was to be removed, and stays."""
+
+    path: str
+    reason: str

@@ -18,6 +18,7 @@ import torch
 
 from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.lightning.breakers import Breakers
+from lightning_resilience.adapters.lightning.retaining import Retaining
 from lightning_resilience.adapters.lightning.work import Operation, carry_out
 from lightning_resilience.adapters.object_store import protocols
 from lightning_resilience.adapters.standalone import STORE_PATIENCE_S
@@ -65,6 +66,9 @@ class Alone:
         driver: Runs protocols.
         storage: Clients of storage.
         hosts: Hosts on which ranks load checkpoints.
+
+    Attributes:
+        retaining: What this rank knows of its checkpoints, for removals.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Alone:
         self.driver = driver
         self.storage = storage
         self._policy = policy
+        self.retaining = Retaining()
         self.breakers = Breakers(member, policy=policy, driver=driver, link=Link(), hosts=hosts)
 
     def call(self, op: str, work: Work, *, kind: str, collective: bool = False) -> GuardedCall:
@@ -121,7 +126,9 @@ class Alone:
 
     def save(self, work: Work) -> None:
         """Save a checkpoint; it raises what ``run`` raises."""
-        self.tell(work.url, self.run("save", work, kind="write"))
+        with self.retaining.writing(work.url):
+            done = self.run("save", work, kind="write")
+        self.tell(work.url, done)
 
     def tell(self, url: str, done: Guarded) -> None:
         """Report a checkpoint that was saved, where its size is known."""

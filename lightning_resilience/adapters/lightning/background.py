@@ -5,7 +5,8 @@
 Left to itself it keeps the first error for ever, and raises it on rank 0 alone: at the next save,
 at the end, and in every later fit. Here the thread's errors are kept back from it and told to all
 ranks, at the next step boundary or, for what is found out later, at the end of the fit, where all
-ranks wait for what is still pending. The rest is in ``core.background``.
+ranks wait for what is still pending. A link to a checkpoint is made by that thread too, once the
+checkpoint is there. The rest is in ``core.background``.
 
 An exception that ends training stays what the user sees, and a save that failed beside it is in a
 note on it. Nobody agrees on anything then: the writes that make no progress are given up by
@@ -19,7 +20,6 @@ import os
 import threading
 import traceback
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.failing import add_note
@@ -27,8 +27,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     asynchronous_io,
     forget_told_error,
 )
-from lightning_resilience.adapters.private_filesystem import plain_url
-from lightning_resilience.adapters.storage import is_local
+from lightning_resilience.adapters.names import name_of
 from lightning_resilience.core.agenda import AgendaKind, AgendaRecord, record_of
 from lightning_resilience.core.background import Backlog, FailedSave, error_of, item_of, note_of
 from lightning_resilience.core.evidence import redacted, without_credentials
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.boundary import Boundary
     from lightning_resilience.adapters.lightning.patches import Patches
     from lightning_resilience.adapters.lightning.session import Session
+    from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.core.agenda import AgendaItem
     from lightning_resilience.ports import CancelToken
 
@@ -104,6 +104,7 @@ class Background:
         self._root = root
         self._backlog = Backlog()
         self._errors: dict[str, BaseException] = {}
+        self._links: dict[str, Work] = {}
         self._changed = threading.Condition()
         self._ask: Callable[[AgendaItem], None] | None = None
         self._ended_by: BaseException | None = None
@@ -163,7 +164,7 @@ class Background:
         self, inner: Callable[..., Any], checkpoint: Any, path: Any, *args: Any, **kwargs: Any
     ) -> None:
         """Stand for ``AsyncCheckpointIO.save_checkpoint``: count the save."""
-        key = _key(path)
+        key = name_of(path)
         self._change(Backlog.handed_over, key)
         try:
             inner(checkpoint, path, *args, **kwargs)
@@ -184,7 +185,25 @@ class Background:
         except BaseException as error:  # noqa: BLE001 - told to all ranks; raised, it is told for ever
             self._fail(os.fspath(path), error)
         else:
-            self._change(Backlog.written, _key(path))
+            self._written(path)
+
+    def link(self, target: str, work: Work, token: CancelToken) -> None:
+        """Make a link to a checkpoint, on rank 0: once that is written, and not if it never is.
+
+        Args:
+            target: The checkpoint.
+            work: Makes the link.
+            token: Of the call.
+        """
+        token.raise_if_cancelled()
+        key = name_of(target)
+        with self._changed:
+            if self._backlog.awaits(key):
+                self._links[key] = work
+                return
+            has_failed = self._backlog.failure_of(key) is not None
+        if not has_failed:
+            self._session.alone.run("link", work, kind="write")
 
     def load(self, inner: Callable[..., Any], path: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand for ``AsyncCheckpointIO.load_checkpoint``: wait for a pending save of the path.
@@ -192,7 +211,7 @@ class Background:
         Raises:
             BaseException: What that save has failed with.
         """
-        key = _key(path)
+        key = name_of(path)
         self._wait_until(lambda: not self._backlog.awaits(key))
         if self._backlog.failure_of(key) is not None:
             raise self._errors[key]
@@ -206,7 +225,7 @@ class Background:
         Raises:
             JointError: The same on every rank: that save has failed.
         """
-        key = _key(checkpoint_path)
+        key = name_of(checkpoint_path)
 
         def wait(token: CancelToken) -> str:
             self._wait_until(lambda: not self._backlog.awaits(key), token)
@@ -239,17 +258,34 @@ class Background:
             if ended_by is not None:
                 self._tell_beside(ended_by)
 
+    def _written(self, path: str | os.PathLike[str]) -> None:
+        key, link = name_of(path), None
+        try:
+            # Order: before it counts as written, so that whoever waits for all waits for this too.
+            while (link := self._next_link(key)) is not None:
+                self._session.alone.run("link", link, kind="write")
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(os.fspath(path) if link is None else link.url, error)
+
+    def _next_link(self, key: str) -> Work | None:
+        with self._changed:
+            link = self._links.pop(key, None)
+            if link is None:
+                self._change(Backlog.written, key)
+        return link
+
     # Failures -------------------------------------------------------------------------------------
 
     def _fail(self, url: str, error: BaseException) -> None:
         alone = self._session.alone
         classify = alone.breakers.patience(url, "write", alone.storage).classify
         report = report_of(error, rank=self._session.member.rank, outcome=classify(error))
-        failed = FailedSave(path=_key(url), subject=redacted(url), report=report)
+        failed = FailedSave(path=name_of(url), subject=redacted(url), report=report)
         # As text: a handler may keep the record, and the traceback in it.
         told = without_credentials("".join(traceback.format_exception(error)).rstrip())
         _log.warning("%s\n%s", note_of(failed), told)
         _let_go_of_checkpoint(error)
+        self._links.pop(failed.path, None)
         self._errors[failed.path] = error
         self._change(Backlog.not_written, failed)
         if self._ask is not None:
@@ -294,12 +330,6 @@ class Background:
         with self._changed:
             self._backlog = change(self._backlog, what)
             self._changed.notify_all()
-
-
-def _key(path: str | os.PathLike[str]) -> str:
-    """Return what two names of the same checkpoint have in common."""
-    url = plain_url(os.fspath(path)).rstrip("/")
-    return str(Path(url.rpartition("://")[2]).absolute()) if is_local(url) else url
 
 
 def _let_go_of_checkpoint(error: BaseException) -> None:

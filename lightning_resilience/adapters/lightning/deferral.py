@@ -117,6 +117,7 @@ def _wrap_resume(connector: Any, callback_of: Callable[[Any], Any]) -> None:
             checkpoint_path = _of_rank_zero(session, checkpoint_path)
         choice = _Choice(trainer=self.trainer, session=session, parse=parse)
         path, session.chosen = choice.of(checkpoint_path)
+        session.start_from(path)
         try:
             resume(self, path, *args, **kwargs)
         finally:

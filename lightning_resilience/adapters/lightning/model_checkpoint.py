@@ -13,7 +13,8 @@ hook                           why
 ``setup``                      lists the directory on rank 0; a barrier follows. Then the directory
                                is tried (``preflight``)
 ``file_exists``                asks rank 0's storage, then reduces over all ranks
-``_link_checkpoint``           links on rank 0, then a barrier; the old link is there until then
+``_link_checkpoint``           links on rank 0, then a barrier; the old link is there until then,
+                               and until the file is written
 ``_save_topk_checkpoint``      writes down the new best path *before* it is saved: put back when
 ``_save_last_checkpoint``      the save fails; whether training goes on then, ``tolerance`` says
 ``on_exception``               a failure of this save must not hide the exception that led to it;
@@ -36,6 +37,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
     BOOKKEEPING,
     LIST_DIRECTORY,
     checkpoint_callbacks,
+    checkpoint_directories,
     is_model_checkpoint,
     saves_on_exception,
     sigterm_exception,
@@ -43,6 +45,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.preflight import Preflight
 from lightning_resilience.adapters.lightning.tolerance import Tolerance
+from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.errors import JointError, PeerFailedError, ResilienceError
@@ -69,6 +72,7 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         session: This rank's session.
         patches: Remembers what was replaced.
     """
+    session.alone.retaining.directories = partial(checkpoint_directories, trainer)
     tolerance = Tolerance(trainer, session, patches)
     preflight = Preflight(trainer, session)
     for number, callback in enumerate(checkpoint_callbacks(trainer)):
@@ -179,14 +183,23 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
         is_global_zero=True, strategy=SimpleNamespace(barrier=lambda *_args: None)
     )
 
-    def work(token: CancelToken) -> None:
+    def link(token: CancelToken) -> None:
         place = session.storage.place(linkpath)
         remove_manifest(place, token)
         with place.store.landing(place.path, token) as landing:
             landing.send()
             _link_at_once(partial(inner, alone, filepath), Path(linkpath))
+        session.alone.retaining.linked(linkpath, filepath)
 
-    session.on_rank_zero("link", linkpath, work, kind="write")
+    background = session.background
+    if background is None:
+        session.on_rank_zero("link", linkpath, link, kind="write")
+        return
+    # A link to what is not written yet would name nothing, and the one before is gone.
+    work = Asked(session.storage, linkpath, link)
+    session.on_rank_zero(
+        "link", linkpath, partial(background.link, filepath, work), is_guarded=False
+    )
 
 
 def _link_at_once(link_as: Callable[[str], None], linkpath: Path) -> None:

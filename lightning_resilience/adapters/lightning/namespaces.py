@@ -13,6 +13,7 @@ This is the one file that a release of Lightning can break.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,7 @@ __all__ = [
     "callback_bases",
     "checkpoint_callbacks",
     "checkpoint_connectors",
+    "checkpoint_directories",
     "checkpoint_io_bases",
     "counts_versions",
     "default_weights_only",
@@ -215,6 +217,12 @@ def counts_versions(callback: object) -> bool:
 def checkpoint_callbacks(trainer: Any) -> Iterable[Any]:
     """Return the Trainer's checkpoint callbacks, of either distribution."""
     return [callback for callback in trainer.callbacks if _is_named(callback, "Checkpoint")]
+
+
+def checkpoint_directories(trainer: Any) -> list[str]:
+    """Return the directories of the Trainer's checkpoint callbacks, as far as they are set up."""
+    found = (getattr(callback, "dirpath", None) for callback in checkpoint_callbacks(trainer))
+    return [os.fspath(directory) for directory in found if directory]
 
 
 def checkpoint_connectors() -> list[Any]:

@@ -4,25 +4,30 @@
 
 With several ranks a removal is not carried out where it is asked for, because the others go on to a
 collective meanwhile. It waits here for a joint operation: one of its own at the end of a save
-point, else whichever comes next, or the end of the run.
+point, else whichever comes next, or the end of the run. One that would take the last good
+checkpoint stays here meanwhile, until ``core.retention`` lets it go.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.adapters.lightning.work import Asked, Passage
-from lightning_resilience.core.events import CheckpointRemoved
+from lightning_resilience.core.events import CheckpointRemoved, CheckpointRetained
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.retention import Decision
 from lightning_resilience.errors import ResilienceError
+from lightning_resilience.protocols.effects import Call
 from lightning_resilience.protocols.guard import Guarded, guard
 
 
 if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.alone import Alone
     from lightning_resilience.adapters.lightning.work import Work
+    from lightning_resilience.core.events import Event
+    from lightning_resilience.core.retention import Removal
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
 
@@ -30,6 +35,20 @@ if TYPE_CHECKING:
 __all__ = ["Removals"]
 
 _log = logging.getLogger(__name__)
+
+
+_NEVER: Final = {
+    Decision.RESUMED: "this run has started from it",
+    Decision.OUTSIDE: "it is in no checkpoint callback's directory, nor saved by this run",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    """What is to be removed; without a ``removal`` it is no checkpoint, and nothing protects it."""
+
+    work: Work
+    removal: Removal | None
 
 
 class Removals:
@@ -41,72 +60,116 @@ class Removals:
 
     def __init__(self, alone: Alone) -> None:
         self._alone = alone
-        self._asked: list[Work] = []
+        self._asked: list[_Asked] = []
         self._failed = False
 
     def add(self, work: Work) -> None:
-        """Remove ``work.url`` when it is time."""
-        self._asked.append(work)
+        """Remove ``work.url``, which is no checkpoint, when it is time."""
+        self._asked.append(_Asked(work=work, removal=None))
+
+    def ask(self, work: Work) -> None:
+        """Remove the checkpoint ``work.url`` once nothing speaks against it."""
+        self._asked.append(
+            _Asked(work=work, removal=self._alone.retaining.removal(work.url)),
+        )
 
     def keep(self, url: str) -> None:
-        """Do not remove ``url`` any more."""
-        self._asked[:] = [work for work in self._asked if work.url != url]
+        """Do not remove ``url`` any more: something is about to be written there."""
+        self._asked[:] = [asked for asked in self._asked if asked.work.url != url]
+        self._alone.retaining.overwritten(url)
 
     def work(self, url: str) -> Work:
-        """Return the work of carrying out all of them; absent is success.
+        """Return the work of carrying out all that may be; absent is success.
 
         Args:
             url: Something on their storage.
         """
-        if not self._asked:
+        if not self._due():
             # Storage is asked nothing, so its breaker must not be told that it has answered.
             return Passage(self._alone.storage, url)
         return Asked(self._alone.storage, url, self._remove_all)
 
-    def first(self) -> Protocol[Guarded] | None:
-        """Return what is to be done before other work, or None where nothing is to be removed.
+    def first(self) -> Protocol[Guarded | None] | None:
+        """Return what is to be done before other work, or None where there is nothing.
 
-        They were asked for outside a save point, for example by a callback of the user's. That must
-        not fail the operation that it comes before, so what fails may stay for later.
+        Removals were asked for outside a save point, for example by a callback of the user's, or
+        had to wait. That must not fail the operation that they come before, so what fails may stay
+        for later.
         """
-        if not self._asked:
+        due = self._due()
+        if not due and not self._alone.retaining.has_to_look:
             return None
-        url = self._asked[0].url
-        call = self._alone.call("remove", self.work(url), kind="write")
-        hasty = replace(call, patience=replace(call.patience, when_open="raise"))
-        return guard(self._alone.breakers.joint_circuit(url, "write"), hasty)
+        return self._first(due[0].work.url if due else None)
 
     def finish(self) -> None:
         """Remove the rest, if that can be done at once, and say what is left. Idempotent."""
         try:
             self._remove_the_rest()
+            self._tell_what_is_kept()
         finally:
             self._asked.clear()
+
+    def _first(self, url: str | None) -> Protocol[Guarded | None]:
+        alone = self._alone
+        if alone.retaining.has_to_look:
+            timeout_s = alone.breakers.policy.breaker.probe_timeout_s
+            yield Call(alone.retaining.look, timeout_s=timeout_s)
+        if url is None:
+            return None
+        call = alone.call("remove", self.work(url), kind="write")
+        hasty = replace(call, patience=replace(call.patience, when_open="raise"))
+        return (yield from guard(alone.breakers.joint_circuit(url, "write"), hasty))
+
+    def _due(self) -> list[_Asked]:
+        decided = [(asked, self._decide(asked)) for asked in list(self._asked)]
+        for asked, decision in decided:
+            if decision.is_never:
+                self._take_off(asked, why=_NEVER.get(decision, ""))
+        return [asked for asked, decision in decided if decision is Decision.REMOVE]
+
+    def _decide(self, asked: _Asked) -> Decision:
+        if asked.removal is None:
+            return Decision.REMOVE
+        return self._alone.retaining.decide(asked.removal)
+
+    def _take_off(self, asked: _Asked, *, why: str = "") -> None:
+        if asked in self._asked:
+            self._asked.remove(asked)
+        if why:
+            self._tell(CheckpointRetained(path=redacted(asked.work.url), reason=why))
+
+    def _tell(self, event: Event) -> None:
+        self._alone.driver.sink.emit(event)
 
     def _remove_all(self, token: CancelToken) -> None:
         # What is removed is taken off the list, so that an attempt goes on where the last ended.
         self._failed = True
-        while self._asked:
-            removal = self._asked[0]
-            removal.attempt(token)
-            # One that was abandoned leaves the list to its successor, which has another first.
-            token.raise_if_cancelled()
-            token.progress()
-            self._alone.driver.sink.emit(CheckpointRemoved(path=redacted(removal.url)))
-            if removal in self._asked:
-                self._asked.remove(removal)
+        self._alone.retaining.look(token, [asked.work.url for asked in self._asked])
+        # One that was abandoned leaves the list to its successor, which has another first.
+        token.raise_if_cancelled()
+        while due := self._due():
+            self._remove(due[0], token)
         self._failed = False
+
+    def _remove(self, asked: _Asked, token: CancelToken) -> None:
+        asked.work.attempt(token)
+        token.raise_if_cancelled()
+        token.progress()
+        self._alone.retaining.removed(asked.work.url)
+        self._tell(CheckpointRemoved(path=redacted(asked.work.url)))
+        self._take_off(asked)
 
     def _remove_the_rest(self) -> None:
         # Nobody waits here: a run that has ended, maybe by an exception, must end. So each removal
         # has one attempt, as long as a probe's, and none where it has just failed or been
         # interrupted.
-        if not self._asked:
+        due = self._due()
+        if not due:
             return
         if self._failed:
             self._tell_what_is_left("the last removal failed")
             return
-        alone, url = self._alone, self._asked[0].url
+        alone, url = self._alone, due[0].work.url
         call = alone.call("remove", self.work(url), kind="write")
         hasty = replace(
             call,
@@ -123,5 +186,11 @@ class Removals:
             self._tell_what_is_left(str(error))
 
     def _tell_what_is_left(self, why: str) -> None:
-        left = ", ".join(redacted(removal.url) for removal in self._asked)
+        left = ", ".join(redacted(asked.work.url) for asked in self._due())
         _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
+
+    def _tell_what_is_kept(self) -> None:
+        for asked in self._asked:
+            if self._decide(asked) is Decision.WAIT:
+                why = "the run has ended before a newer checkpoint was verified"
+                self._tell(CheckpointRetained(path=redacted(asked.work.url), reason=why))

@@ -94,6 +94,7 @@ class Session:
         self.checkpoints = CheckpointConfig()
         self.is_leaving = False
         self.is_saving = False
+        self._all = tuple(range(member.world_size))
         self._policy = policy
         self._is_stopping = is_stopping
         self._seq = 0
@@ -110,7 +111,8 @@ class Session:
         Raises:
             JointError: The same on every rank: the checkpoint is not there.
         """
-        result = self._joint("save", url, work)
+        with self.alone.retaining.saving(url):
+            result = self._joint("save", url, work)
         if result.value is not None:
             self.alone.tell(url, result.value)
 
@@ -187,6 +189,11 @@ class Session:
         if self.member.rank == 0:
             self._removals.add(work)
 
+    def start_from(self, path: str | None) -> None:
+        """Note what the run starts from, if from anything: that is never removed."""
+        if path:
+            self.alone.retaining.start_from(path)
+
     def keep(self, url: str) -> None:
         """Do not remove ``url`` any more: it is about to be written again."""
         self._removals.keep(url)
@@ -200,12 +207,13 @@ class Session:
         Not joint: whether there is something to remove is decided by each rank for itself, from
         metrics that may differ, and only rank 0's decision counts.
         """
-        self.remove_later(work)
+        if self.member.rank == 0:
+            self._removals.ask(work)
         if self.member.world_size == 1 and not self.is_saving:
             self.clear_up(work.url)
 
     def clear_up(self, url: str) -> None:
-        """Carry out the removals that rank 0 has been asked for; absent is success.
+        """Carry out the removals that rank 0 has been asked for and that may be; absent is success.
 
         Args:
             url: The directory, or something in it: the same storage on every rank.
@@ -214,10 +222,6 @@ class Session:
             JointError: The same on every rank.
         """
         self._joint("remove", url, self._removals.work(url))
-
-    @property
-    def _all(self) -> tuple[int, ...]:
-        return tuple(range(self.member.world_size))
 
     @property
     def operations(self) -> int:

@@ -126,7 +126,8 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
             checkpoint_io.save_checkpoint, checkpoint, filepath, storage_options=storage_options
         )
         work = _waiting_for_room(session, url, pass_on) if strategy.is_global_zero else None
-        session.hand_over("save", url, work)
+        with session.alone.retaining.handing_over(url):
+            session.hand_over("save", url, work)
         return
     if not strategy.is_global_zero:
         session.save(url, None)

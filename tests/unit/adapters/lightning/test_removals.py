@@ -225,3 +225,68 @@ def test_a_removal_that_was_interrupted_is_not_begun_again_at_the_end(
 
     assert begun == ["old.ckpt"]
     assert "remove by hand" in caplog.text
+
+
+def test_a_removal_that_waits_costs_no_operation_and_no_request(
+    make_session: Callable[..., Session], old: Path
+) -> None:
+    """It is carried out before whatever comes next, once a newer checkpoint is verified."""
+    session = make_session(world_size=2)
+    session.alone.retaining.directories = lambda: [str(old.parent)]
+    removed = asked_to_remove(session, old)
+
+    session.clear_up(f"{old.parent}/")
+    session.exists(str(old))
+    waiting = (list(removed), session.operations)
+    with session.alone.retaining.saving(f"{old.parent}/new.ckpt"):
+        pass
+    session.exists(str(old))
+
+    assert waiting == ([], 2)
+    assert (removed, session.operations) == (["old.ckpt"], 3)
+
+
+def test_what_is_no_checkpoint_is_removed_whatever_is_known(
+    make_session: Callable[..., Session], old: Path
+) -> None:
+    """The rest of a save that has failed is nobody's last good one."""
+    session = make_session(world_size=2)
+    session.alone.retaining.directories = lambda: [str(old.parent)]
+    removed: list[str] = []
+
+    session.remove_later(
+        Asked(session.storage, str(old), lambda _token: removed.append("old.ckpt"))
+    )
+    session.exists(str(old))
+
+    assert removed == ["old.ckpt"]
+
+
+def test_a_removal_that_still_waits_at_the_end_is_not_carried_out(
+    make_session: Callable[..., Session], old: Path
+) -> None:
+    """The last good checkpoint is there for the next start."""
+    session = make_session(world_size=2)
+    session.alone.retaining.directories = lambda: [str(old.parent)]
+    removed = asked_to_remove(session, old)
+
+    session.close()
+
+    assert (removed, old.exists()) == ([], True)
+
+
+def test_what_is_written_again_is_not_removed(
+    make_session: Callable[..., Session], old: Path
+) -> None:
+    """The removal was about what had that name before."""
+    session = make_session(world_size=2)
+    session.alone.retaining.directories = lambda: [str(old.parent)]
+    removed = asked_to_remove(session, old)
+
+    for name in ("old.ckpt", "new.ckpt"):
+        with session.alone.retaining.saving(f"{old.parent}/{name}"):
+            pass
+    session.exists(str(old))
+    session.close()
+
+    assert removed == []

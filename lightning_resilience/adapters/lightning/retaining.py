@@ -1,0 +1,143 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What this rank knows of its checkpoints, for ``core.retention`` to decide on removals.
+
+Any thread may tell: a save in the background ends in a thread of its own. Names are compared
+without asking storage; only when a removal is about to be carried out, in a thread that may hang,
+links among directories are followed as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.adapters.names import name_of, real_path_of
+from lightning_resilience.adapters.storage import is_local
+from lightning_resilience.core.retention import Retention, Stage
+
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Iterator
+
+    from lightning_resilience.core.retention import Decision, Removal
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["Retaining"]
+
+
+class Retaining:
+    """This rank's saves, and what its run has started from.
+
+    Attributes:
+        directories: Tells the directories of the checkpoint callbacks, once those are set up.
+    """
+
+    def __init__(self) -> None:
+        self.directories: Callable[[], Iterable[str]] = tuple
+        self._known = Retention()
+        self._unseen = ""
+        self._real: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    # What happens ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def saving(self, url: str) -> Iterator[None]:
+        """Note a save, and how it ends."""
+        self._change(Retention.asked_to_save, self._name(url))
+        with self.writing(url):
+            yield
+
+    @contextlib.contextmanager
+    def writing(self, url: str) -> Iterator[None]:
+        """Note how a save ends that was handed over before."""
+        try:
+            yield
+        except BaseException:
+            self._change(Retention.ended, self._name(url), Stage.FAILED)
+            raise
+        self._change(Retention.ended, self._name(url), Stage.VERIFIED)
+
+    @contextlib.contextmanager
+    def handing_over(self, url: str) -> Iterator[None]:
+        """Note a save that is handed over: done with only once it was written."""
+        self._change(Retention.asked_to_save, self._name(url))
+        try:
+            yield
+        except BaseException:
+            self._change(Retention.withdrawn, self._name(url))
+            raise
+
+    def overwritten(self, url: str) -> None:
+        """Note that what is there under that name is about to be replaced."""
+        self._change(Retention.overwritten, self._name(url))
+
+    def linked(self, link: str, target: str) -> None:
+        """Note that ``link`` points to ``target`` now."""
+        self._change(Retention.linked, self._name(link), self._name(target))
+
+    def removed(self, url: str) -> None:
+        """Note that a checkpoint is gone."""
+        self._change(Retention.removed, self._name(url))
+
+    def start_from(self, path: str | os.PathLike[str]) -> None:
+        """Note what the run starts from."""
+        name = self._name(path)
+        self._change(Retention.starting_from, name)
+        if name in self._known.started_from:
+            self._unseen = name
+
+    # What follows ---------------------------------------------------------------------------------
+
+    @property
+    def has_to_look(self) -> bool:
+        """Whether the run starts from a file that may be a link, and nobody has looked yet."""
+        return bool(self._unseen) and is_local(self._unseen)
+
+    def look(self, token: CancelToken, urls: Iterable[str] = ()) -> None:
+        """Follow links: at what the run starts from, and among directories. May hang.
+
+        Args:
+            token: Of the call.
+            urls: Checkpoints that are about to be removed.
+        """
+        unseen = self._unseen
+        if unseen:
+            path = real_path_of(unseen)
+            token.raise_if_cancelled()
+            self._change(Retention.starting_from, path)
+            self._unseen = ""
+        known = self._known
+        names = [*map(name_of, urls), *known.started_from, *(save.path for save in known.saves)]
+        folders = {*(name.rpartition("/")[0] for name in names), *map(name_of, self.directories())}
+        for folder in folders - self._real.keys():
+            self._real[folder] = real_path_of(folder)
+        self._change(Retention.renamed, self._known_as)
+
+    def removal(self, url: str) -> Removal:
+        """Return what is asked for by a removal now."""
+        return self._known.removal(self._name(url))
+
+    def decide(self, removal: Removal) -> Decision:
+        """Tell what becomes of a removal now; asks nobody."""
+        known_as = replace(removal, path=self._known_as(removal.path))
+        directories = (name_of(directory) for directory in self.directories())
+        return self._known.decide(known_as, [self._real.get(each, each) for each in directories])
+
+    def _name(self, path: str | os.PathLike[str]) -> str:
+        return self._known_as(name_of(path))
+
+    def _known_as(self, name: str) -> str:
+        # The last part is not followed: to remove a link is not to remove what it points to.
+        folder, _, last = name.rpartition("/")
+        real = self._real.get(folder, folder)
+        return name if real == folder else f"{real.rstrip('/')}/{last}"
+
+    def _change(self, change: Callable[..., Retention], *what: Any) -> None:
+        with self._lock:
+            self._known = change(self._known, *what)
