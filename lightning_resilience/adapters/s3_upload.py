@@ -126,6 +126,10 @@ class _Parts:
             if not concurrent.futures.wait([sending], timeout=_DRAIN_S).done:
                 _log.warning("a part of %s was still under way", self._upload["Key"])
             raise
+        if sending.exception() is not None:
+            # A body that breaks off because the caller has given up is an error of the network to
+            # the client.
+            self._token.raise_if_cancelled()
         sending.result()
         return [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
 

@@ -255,6 +255,34 @@ def test_where_a_part_fails_no_other_is_under_way_when_the_upload_is_aborted(
     assert store.size(path) is None
 
 
+def test_a_part_that_breaks_off_since_its_caller_has_given_up_is_no_error_of_the_network(
+    store: FsspecObjectStore, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client wraps what reading the body has raised, and may tell of it first."""
+    path = f"s3://{bucket}/a.ckpt"
+    token = RecordingToken()
+    call_s3 = store._fs._call_s3
+
+    async def break_off(method: str, *args: Any, **kwargs: Any) -> Any:
+        if method == "upload_part":
+            token.cancelled = True
+            raise ConnectionResetError("the body broke off")
+        return await call_s3(method, *args, **kwargs)
+
+    def wait(futures: Any, timeout: float) -> Any:
+        del timeout
+        return waits(futures, timeout=HANG_S)
+
+    waits = concurrent.futures.wait
+    store._fs._call_s3 = break_off
+    monkeypatch.setattr(concurrent.futures, "wait", wait)
+
+    with pytest.raises(CallTimeoutError):
+        publish(store, path, b"x" * (2 * PART_BYTES), token)
+
+    assert uploads(s3_server, bucket) == []
+
+
 def test_an_interruption_ends_all_parts(
     store: FsspecObjectStore, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
