@@ -8,12 +8,14 @@ where                           what                                   told from
 a directory of checkpoints      staged files beside their targets      the name of a staged file
 the same, on object storage     uploads that were neither completed    their keys, which are below
                                 nor aborted, and are paid for          that directory
-the node's spool directory      staged files and directories of all    the name, and that they are
-                                runs of this user                      in there
+the node's spool directory      staged files and directories of this   the name, and that they are
+                                run                                    in there
 ==============================  =====================================  =============================
 
 A staged *directory* beside its target stays: it may be the older checkpoint, moved aside by a
-process that was killed before the newer one was in its place.
+process that was killed before the newer one was in its place. So do those of other runs on this
+node: a staged file is complete and untouched while its save waits for an ill storage, and how long
+another run waits is not known here.
 
 What is old enough is decided in ``core.sweeping``. Where nothing is found, one listing was all.
 """
@@ -75,10 +77,10 @@ def sweep_directory(
 
 
 def sweep_spool(directory: str, token: CancelToken, *, nonce: Callable[[], str]) -> list[str]:
-    """Remove what killed processes of this user have left on this node.
+    """Remove what killed processes of earlier starts of this run have left on this node.
 
     Args:
-        directory: The spool directory of this run; those of other runs are beside it.
+        directory: The spool directory of this run.
         token: Of the call.
         nonce: Makes names.
 
@@ -88,12 +90,7 @@ def sweep_spool(directory: str, token: CancelToken, *, nonce: Callable[[], str])
     Raises:
         OSError: What the filesystem raised.
     """
-    removed = []
-    for run in sorted(Path(directory).parent.iterdir()):
-        token.raise_if_cancelled()
-        if run.is_dir() and not run.is_symlink():
-            removed += _sweep_files(run, token, nonce=nonce, also_directories=True)
-    return removed
+    return _sweep_files(Path(directory), token, nonce=nonce, also_directories=True)
 
 
 def swept_spool(make: Callable[[], str]) -> str:

@@ -91,17 +91,17 @@ def test_where_nothing_is_unfinished_nothing_is_written(
     assert sweep(str(tmp_path)) == []
 
 
-def test_the_spool_of_all_runs_is_swept(tmp_path: Path) -> None:
+def test_the_spool_of_this_run_is_swept(tmp_path: Path) -> None:
     """There a directory is staged as well; one counts as touched when anything in it was."""
-    own, other = tmp_path / "run-1", tmp_path / "run-2"
-    own.mkdir()
-    old = make(other / staging_name("old"), days=2.0)
-    shards = make(other / staging_name("shards") / "deep" / "shard", days=2.0).parents[1]
+    own = tmp_path / "run-1"
+    old = make(own / staging_name("old"), days=2.0)
+    shards = make(own / staging_name("shards") / "deep" / "shard", days=2.0).parents[1]
     for directory in (shards / "deep", shards):
         age(directory, by_s=2 * DAY_S)
-    growing = make(other / staging_name("growing") / "shard", days=0.5).parent
+    growing = make(own / staging_name("growing") / "shard", days=0.5).parent
     age(growing, by_s=2 * DAY_S)
-    foreign = make(other / "not-ours", days=9.0)
+    foreign = make(own / "not-ours", days=9.0)
+    waiting = make(tmp_path / "run-2" / staging_name("waiting"), days=9.0)
 
     removed = sweep_spool(str(own), RecordingToken(), nonce=nonce)
 
@@ -109,6 +109,8 @@ def test_the_spool_of_all_runs_is_swept(tmp_path: Path) -> None:
     assert not shards.exists()
     assert growing.exists()
     assert foreign.exists()
+    # Another run may wait for its storage for longer than a day, with a file that is complete.
+    assert waiting.exists()
 
 
 def test_a_spool_that_cannot_be_swept_is_used_all_the_same(
@@ -129,9 +131,8 @@ def test_a_spool_that_cannot_be_swept_is_used_all_the_same(
 
 
 def test_a_spool_is_swept_when_it_is_made(tmp_path: Path) -> None:
-    """The first call that stages on the node cleans up behind those that were killed there."""
-    old = make(tmp_path / "run-0" / staging_name("old"), days=2.0)
-    (tmp_path / "run-1").mkdir()
+    """The first call that stages on the node cleans up behind its run's earlier starts."""
+    old = make(tmp_path / "run-1" / staging_name("old"), days=2.0)
 
     swept_spool(lambda: str(tmp_path / "run-1"))
 
