@@ -9,9 +9,10 @@ The shared breaker speaks for the job. Two things it cannot speak for:
   with its own probes, until its calls succeed again. The job goes on.
 * **A process that the shared store does not answer.** One lost answer is nothing: the last view
   serves for a while. After that the process decides alone, on a share of every limit, since the
-  others that lost the store do the same: 1/N of the slots and of the retries, and in each interval
-  a probe with probability 1/N, so that in expectation as many probes are sent as there are
-  processes lost, divided by N.
+  others that lost the store do the same: 1/N of the slots and of the retries, and 1/N of the probes
+  that are due, so that in expectation as many probes are sent in each open wait as there are
+  processes lost, divided by N. Chance spreads them, and a bound keeps it from passing over one
+  process for ever.
 
 What is decided alone has epochs of its own and is never written to the shared store: a process that
 loses the store again and again would else overrule the job. When the store answers again, its
@@ -20,7 +21,8 @@ record is what counts.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GRACE_VIEWS",
+    "ProbeShare",
     "own_config",
-    "probes_alone",
     "seeded",
     "share_on_a_host",
     "stands_alone",
@@ -159,11 +161,56 @@ def share_on_a_host(*, hosts: int, processes: int) -> float:
     return min(1.0, hosts / processes)
 
 
-def probes_alone(*, share: float, draw: float) -> bool:
-    """Tell whether a process that is alone sends the probe that is due.
+@dataclass(frozen=True, slots=True)
+class ProbeShare:
+    """Which of the probes that are due one of several processes sends, if each goes its own way.
+
+    Independent dice would do for the load, but not for the process: with a share of 1/N it is
+    passed over for longer than any bound in one case of so many. So the number of probes from one
+    that is sent to the next is drawn from 1…M, each alike, with M = 2/share - 1 and the mean
+    1/share. The first is drawn as if that had been going on for ever, and so each probe that is due
+    is sent with the probability ``share``, as with dice: processes that begin in the same instant
+    do not come to the end of their patience in the same instant.
+
+    (A stationary renewal process with uniform intervals; where M is no whole number it is rounded
+    up, and a little less than the share is sent.)
 
     Args:
-        share: Probability, in (0, 1].
-        draw: A uniform number in [0, 1).
+        share: The part of the probes that are due, in (0, 1].
+        passed: Probes passed over since the last that was sent.
+        has_sent: Whether one was sent yet.
     """
-    return draw < share
+
+    share: float = 1.0
+    passed: int = 0
+    has_sent: bool = False
+
+    @property
+    def most(self) -> int:
+        """M: one of so many probes in a row is sent for certain."""
+        # What a share like 2/31 loses to rounding must not cost a round.
+        return max(1, math.ceil(2 / self.share - 1 - 1e-9))
+
+    @property
+    def chance(self) -> float:
+        """The probability with which the next probe that is due is sent, in (0, 1]."""
+        left = max(1, self.most - self.passed)
+        return 1 / left if self.has_sent else 2 / (left + 1)
+
+    def sends(self, *, draw: float) -> bool:
+        """Tell whether the probe that is due is sent.
+
+        Args:
+            draw: A uniform number in [0, 1).
+        """
+        return draw < self.chance
+
+    def after(self, *, sent: bool) -> ProbeShare:
+        """Return what is to be remembered of a probe that was due.
+
+        Args:
+            sent: Whether it was sent.
+        """
+        if sent:
+            return replace(self, passed=0, has_sent=True)
+        return replace(self, passed=self.passed + 1)

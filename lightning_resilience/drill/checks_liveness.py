@@ -10,10 +10,11 @@ anew, and an operation has until its deadline.
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_record import BreakerState
+from lightning_resilience.core.detour import ProbeShare, share_on_a_host
+from lightning_resilience.core.events import HostIsolated, LocalModeEntered
 from lightning_resilience.core.records import GateRecord
 from lightning_resilience.core.waiting import chunk_s
 from lightning_resilience.drill.facts import Check
@@ -87,7 +88,16 @@ def closing_bound_s(scenario: Scenario) -> float:
     return total_s * scenario.clocks.rate + _lossy_s(scenario)
 
 
-def operation_bound_s(scenario: Scenario, *, is_joint: bool) -> float:
+def _share_isolated(scenario: Scenario) -> float:
+    return share_on_a_host(hosts=scenario.hosts, processes=scenario.ranks)
+
+
+def _least_share(scenario: Scenario) -> float:
+    isolated = _share_isolated(scenario) if scenario.hosts > 1 else 1.0
+    return min(isolated, 1 / scenario.ranks if scenario.may_go_alone else 1.0)
+
+
+def operation_bound_s(scenario: Scenario, *, is_joint: bool, probe_share: float = 1.0) -> float:
     """Return within what time an operation ends that begins, or goes on, in a world that is well.
 
     No operation lasts longer than its deadline, one attempt more, and what follows it. It ends long
@@ -98,11 +108,14 @@ def operation_bound_s(scenario: Scenario, *, is_joint: bool) -> float:
       with one retry each;
     * the line before the slots, twice the time in which storage serves all ranks, and one and a
       half leases of a dead holder; what was sent while storage was slow is served first;
-    * in a joint operation, the silence after which a rank is lost, and a look around.
+    * in a joint operation, the silence after which a rank is lost, and a look around;
+    * where its process goes alone, the open waits in which it leaves the probe that is due to
+      others: these may be gone, and their probes with them.
 
     Args:
         scenario: The world.
         is_joint: Whether it is a joint operation, in which ranks wait for each other.
+        probe_share: The least share of the probes that its process has had in it, in (0, 1].
 
     Returns:
         Seconds of the virtual clock.
@@ -137,7 +150,8 @@ def operation_bound_s(scenario: Scenario, *, is_joint: bool) -> float:
         + 2 * served_s
         + 2 * _LEASES * scenario.admission.slot_lease_s
     ) * rate
-    return min(latest_s, 2 * closing_bound_s(scenario) + well_s + slow_s + grace_s)
+    alone_s = (ProbeShare(probe_share).most - 1) * scenario.breaker.max_open_for_s * rate
+    return min(latest_s, 2 * closing_bound_s(scenario) + well_s + slow_s + grace_s + alone_s)
 
 
 def liveness_bound_s(scenario: Scenario) -> float:
@@ -157,7 +171,9 @@ def liveness_bound_s(scenario: Scenario) -> float:
     work = scenario.workload
     operations = work.rounds * len(work.kinds)
     schedule_s = work.rounds * work.every_s + operations * work.spread_s
-    longest_s = operation_bound_s(scenario, is_joint=work.has_joint)
+    longest_s = operation_bound_s(
+        scenario, is_joint=work.has_joint, probe_share=_least_share(scenario)
+    )
     # One more for what comes before the first: the record is read, with the same patience.
     return schedule_s * scenario.clocks.rate + (operations + 1) * longest_s
 
@@ -272,23 +288,25 @@ class Ends(Check):
         super().__init__(facts)
         self._is_joint = is_joint
         self._bound_s = operation_bound_s(self.scenario, is_joint=is_joint)
-        self._under_way: deque[Operation] = deque()
+        self._shares: dict[Operation, float] = {}
+        self._under_way: dict[Operation, None] = {}
         self._due_at_s = math.inf
 
     def operation_began(self, now_s: float, operation: Operation) -> None:
         """Note what has begun."""
         if operation.is_joint is not self._is_joint:
             return
-        self._under_way.append(operation)
-        if len(self._under_way) == 1:
-            self._due_at_s = self._due(operation)
-        elif now_s > self._due_at_s:
+        self._under_way[operation] = None
+        self._due_at_s = min(self._due_at_s, self._due(operation))
+        if now_s > self._due_at_s:
             self._look(now_s)
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
-        """Look at the oldest that has not ended."""
-        del operation
-        self._look(now_s)
+        """Look at those that have not ended."""
+        if now_s > self._due_at_s:
+            self._look(now_s)
+        self._under_way.pop(operation, None)
+        self._shares.pop(operation, None)
 
     def read(self, now_s: float, process: Process, key: str) -> None:
         """Look at the time."""
@@ -297,28 +315,36 @@ class Ends(Check):
             self._look(now_s)
 
     def emitted(self, now_s: float, process: Process, event: Event) -> None:
-        """Look at the time."""
-        del process, event
+        """Look at the time, and note who goes its own way."""
+        if isinstance(event, HostIsolated):
+            self._goes_alone(process.operation, _share_isolated(self.scenario))
+        elif isinstance(event, LocalModeEntered):
+            self._goes_alone(process.operation, event.share)
         if now_s > self._due_at_s:
             self._look(now_s)
 
+    def _goes_alone(self, operation: Operation | None, share: float) -> None:
+        if operation in self._under_way:
+            self._shares[operation] = min(share, self._shares.get(operation, 1.0))
+
     def _due(self, operation: Operation) -> float:
-        return max(operation.began_at_s, self.world.healed_at_s) + self._bound_s
+        bound_s = self._bound_s
+        if operation in self._shares:
+            bound_s = operation_bound_s(
+                self.scenario, is_joint=self._is_joint, probe_share=self._shares[operation]
+            )
+        return max(operation.began_at_s, self.world.healed_at_s) + bound_s
 
     def _look(self, now_s: float) -> None:
-        under_way = self._under_way
-        while under_way and (
-            under_way[0].ended_at_s is not None or not under_way[0].process.is_alive
-        ):
-            under_way.popleft()
-        if not under_way:
-            self._due_at_s = math.inf
-            return
-        oldest = under_way[0]
-        self._due_at_s = self._due(oldest)
-        if now_s > self._due_at_s:
+        for gone in [op for op in self._under_way if not op.process.is_alive]:
+            del self._under_way[gone]
+            self._shares.pop(gone, None)
+        oldest = min(self._under_way, key=self._due, default=None)
+        self._due_at_s = math.inf if oldest is None else self._due(oldest)
+        if oldest is not None and now_s > self._due_at_s:
             self.fail(
                 f"{oldest.process.name} is still in {oldest.kind} operation {oldest.number}, which "
                 f"began at {oldest.began_at_s:.3f} s; the world is well since "
-                f"{self.world.healed_at_s:.3f} s, and it ends within {self._bound_s:.3f} s"
+                f"{self.world.healed_at_s:.3f} s, and it ends within "
+                f"{self._due_at_s - max(oldest.began_at_s, self.world.healed_at_s):.3f} s"
             )

@@ -76,7 +76,9 @@ class Admitted(Check):
         if claim.is_used or claim.at_s < operation.began_at_s:
             return False
         # One whose answer was lost may have passed to another, and nobody needs it any more.
-        is_free = self.facts.is_closed and not operation.is_made_by_all
+        is_free = self.facts.is_alone(operation.process, operation) or (
+            self.facts.is_closed and not operation.is_made_by_all
+        )
         return self._holds(claim) or not is_free
 
     def _holds(self, claim: SlotClaim) -> bool:

@@ -16,7 +16,7 @@ from lightning_resilience.core.admission import AdmissionConfig
 from lightning_resilience.core.breaker import BreakerState, BreakerView
 from lightning_resilience.core.breaker_record import precedes
 from lightning_resilience.core.budget import BudgetConfig, share
-from lightning_resilience.core.detour import own_config, try_again_s
+from lightning_resilience.core.detour import ProbeShare, own_config, try_again_s
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.protocols.ledger import Ledger
 from lightning_resilience.protocols.shortcut import Shortcut
@@ -66,7 +66,7 @@ class Circuit:
     Attributes:
         detour: The way that this process goes alone, where it has one.
         is_own: Whether this process alone uses it, in its own store.
-        probe_share: Probability with which this process sends a probe that is due.
+        probe_share: Which of the probes that are due this process sends.
         has_slots: Whether this process has seen to it that all slots are there.
         pace_s: How long a call takes, in seconds, as the slots told at the last look, or None.
         silences: For how long this process has watched each slot not change.
@@ -140,7 +140,7 @@ class Circuit:
         self.budget_key = keys.budget(dependency)
         self.shortcut = Shortcut()
         self.detour: Detour | None = None
-        self.probe_share = 1.0
+        self.probe_share = ProbeShare()
         self.is_own = False
 
     def is_fresh(self, *, now_s: float) -> bool:

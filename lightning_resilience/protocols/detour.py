@@ -263,12 +263,11 @@ def _go_alone(circuit: Circuit, detour: Detour, *, why: str) -> Protocol[None]:
     if detour.alone_since_s == detour.link.lost_since_s or detour.is_isolated:
         return
     detour.alone_since_s = detour.link.lost_since_s
-    detour.circuit.probe_share = 1 / detour.processes
+    detour.circuit.probe_share = core.ProbeShare(1 / detour.processes)
     state = BreakerState.CLOSED if circuit.view is None else BreakerState(circuit.view.record.state)
     yield from _seed(detour, state, reason="the shared store does not answer")
-    yield Emit(
-        LocalModeEntered(dependency=circuit.dependency, error=why, share=detour.circuit.probe_share)
-    )
+    share = detour.circuit.probe_share.share
+    yield Emit(LocalModeEntered(dependency=circuit.dependency, error=why, share=share))
 
 
 def isolate(circuit: Circuit) -> Protocol[None]:
@@ -285,8 +284,8 @@ def isolate(circuit: Circuit) -> Protocol[None]:
         view.record, circuit.window, circuit.config, host=circuit.host, now_s=now_s
     ):
         return
-    detour.circuit.probe_share = core.share_on_a_host(
-        hosts=circuit.hosts, processes=detour.processes
+    detour.circuit.probe_share = core.ProbeShare(
+        core.share_on_a_host(hosts=circuit.hosts, processes=detour.processes)
     )
     reason = f"{circuit.window.failures} failures in a row, and no quorum of {circuit.hosts} hosts"
     yield from _seed(detour, BreakerState.OPEN, reason=reason)

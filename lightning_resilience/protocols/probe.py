@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_resilience.core import backoff, breaker, detour, lease, waiting
+from lightning_resilience.core import backoff, breaker, lease, waiting
 from lightning_resilience.core.breaker import (
     BreakerInput,
     ProbeClaimed,
@@ -73,7 +73,7 @@ class Patience:
         spread_s: After the wait, callers come back over this time, in seconds, so that they do not
             return in the same instant.
         leads: Whether this caller sees to the probe wherever it stands in line, because it is the
-            one for whom all others wait.
+            one for whom all others wait. It sends each that is due also where its host is isolated.
     """
 
     probe: Callable[[CancelToken], Any]
@@ -237,9 +237,11 @@ def _try_or_pass_over(
     circuit: Circuit, patience: Patience, view: BreakerView, *, now_s: float
 ) -> Protocol[bool]:
     # The record may have been read again since, and the view that is overdue is the caller's.
-    if circuit.probe_share < 1:
+    if circuit.probe_share.share < 1 and not patience.leads:
         draw: float = yield Draw()
-        if not detour.probes_alone(share=circuit.probe_share, draw=draw):
+        is_sent = circuit.probe_share.sends(draw=draw)
+        circuit.probe_share = circuit.probe_share.after(sent=is_sent)
+        if not is_sent:
             sighting = replace(view.sighting, first_seen_at_s=now_s)
             circuit.view = replace(view, sighting=sighting)
             return False

@@ -334,6 +334,19 @@ _PROBE = (
         scenarios=("everybody_is_alone_in_an_outage",),
     ),
     Mutant(
+        name="dice alone decide who of a host probes",
+        story="with a share of 1/N one is sent in N waits, on average",
+        edits=(
+            _edit(
+                "core/detour.py",
+                "        return 1 / left if self.has_sent else 2 / (left + 1)\n",
+                "        return self.share\n",
+            ),
+        ),
+        found_by=("I3",),
+        scenarios=("the_processes_of_an_isolated_host_share_its_probes",),
+    ),
+    Mutant(
         name="the bell is rung for another trip",
         story="generations are counted from zero",
         edits=(

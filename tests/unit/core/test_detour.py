@@ -161,13 +161,70 @@ def test_what_is_decided_alone_is_told_apart_and_goes_on_counting() -> None:
     assert (again.epoch, again.generation) == (10, 5)
 
 
+def chances_of_a_send(hosts: int, processes: int, *, rounds: int) -> list[float]:
+    """The probability that one process sends, for each of so many probes that are due."""
+    share = detour.share_on_a_host(hosts=hosts, processes=processes)
+    states = {detour.ProbeShare(share): 1.0}
+    sent = []
+    for _ in range(rounds):
+        after: dict[detour.ProbeShare, float] = {}
+        total = 0.0
+        for state, probability in states.items():
+            total += probability * state.chance
+            for is_sent, part in ((True, state.chance), (False, 1 - state.chance)):
+                following = state.after(sent=is_sent)
+                after[following] = after.get(following, 0.0) + probability * part
+        states = {state: probability for state, probability in after.items() if probability}
+        sent.append(total)
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("hosts", "processes"), [(1, 1), (1, 2), (2, 16), (2, 31), (1, 64), (2, 3), (7, 1024)]
+)
+def test_each_probe_that_is_due_is_sent_with_the_probability_of_the_share(
+    hosts: int, processes: int
+) -> None:
+    """At every round, from the first on: those who begin together do not lose patience together."""
+    sent = chances_of_a_send(hosts, processes, rounds=400)
+
+    most = detour.ProbeShare(hosts / processes).most
+    assert sent == pytest.approx([2 / (most + 1)] * 400, rel=1e-9)
+    assert hosts / processes - 2 / (most + 1) == pytest.approx(0.0, abs=1 / (most + 1))
+    assert sent[0] <= hosts / processes + 1e-12
+
+
+@given(
+    share=st.floats(0.001, 1.0),
+    draws=st.lists(st.floats(0.0, 1.0, exclude_max=True), max_size=30),
+)
+def test_no_process_is_passed_over_more_often_than_twice_the_inverse_of_its_share(
+    share: float, draws: list[float]
+) -> None:
+    """Whatever the dice: of ``most`` probes in a row that are due, one is sent."""
+    state = detour.ProbeShare(share)
+    for draw in draws:
+        state = state.after(sent=state.sends(draw=draw))
+    unlucky = math.nextafter(1.0, 0.0)
+
+    passed = state.passed
+    while not state.sends(draw=unlucky):
+        state = state.after(sent=False)
+        passed += 1
+        assert passed < 2 / share
+
+    assert passed == state.most - 1
+    assert state.after(sent=True) == detour.ProbeShare(share, has_sent=True)
+
+
 @given(share=st.floats(0.001, 1.0), draw=st.floats(0.0, 1.0, exclude_max=True))
-def test_a_probe_is_sent_with_the_probability_of_the_share(share: float, draw: float) -> None:
-    """A whole share always probes, and 1/N of all draws do otherwise."""
-    assert detour.probes_alone(share=1.0, draw=draw)
-    assert detour.probes_alone(share=share, draw=share * draw)
-    assert not detour.probes_alone(share=share, draw=share)
-    assert not detour.probes_alone(share=share, draw=math.nextafter(share, 2.0))
+def test_whoever_is_alone_on_its_host_sends_all_probes(share: float, draw: float) -> None:
+    """A whole share is no matter of chance, and any other is where nothing was passed over."""
+    assert detour.ProbeShare(1.0).sends(draw=draw)
+    assert detour.ProbeShare(1.0, has_sent=True).sends(draw=draw)
+    chance = detour.ProbeShare(share).chance
+    assert detour.ProbeShare(share).sends(draw=chance * draw)
+    assert chance == 1.0 or not detour.ProbeShare(share).sends(draw=chance)
 
 
 @pytest.mark.parametrize(

@@ -401,7 +401,7 @@ def test_a_second_dependency_goes_alone_by_its_own_last_state() -> None:
     assert task.result.value == "done"
     assert task.store_operations() == 0
     assert len(task.emitted(LocalModeEntered)) == 1
-    assert second.detour.circuit.probe_share == 1 / PROCESSES
+    assert second.detour.circuit.probe_share.share == 1 / PROCESSES
 
 
 # --- the store's return ----------------------------------------------------------------------
@@ -650,7 +650,7 @@ def test_an_isolated_host_probes_in_full_also_after_it_was_alone() -> None:
 
     assert len(task.emitted(HostIsolated)) == len(task.emitted(HostRejoined)) == 1
     assert task.result.value == "done"
-    assert mine.detour.circuit.probe_share == 1.0
+    assert mine.detour.circuit.probe_share.share == 1.0
 
 
 def test_the_processes_of_an_isolated_host_share_its_probes() -> None:
@@ -665,7 +665,7 @@ def test_the_processes_of_an_isolated_host_share_its_probes() -> None:
 
     assert task.emitted(HostIsolated)
     assert mine.detour is not None
-    assert mine.detour.circuit.probe_share == 1 / 8
+    assert mine.detour.circuit.probe_share.share == 1 / 8
 
 
 def test_who_rejoins_hands_in_no_result_for_an_epoch_that_others_have_seen() -> None:
