@@ -138,15 +138,19 @@ class Tunable(Model):
     lr = 0.1
 
 
+@pytest.mark.parametrize("slow_s", [0.0, 0.05])
+@pytest.mark.parametrize("plugins", [[], [AsyncCheckpointIO]])
 def test_the_temporary_file_of_a_tuner_is_removed(
-    faulty: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+    plugins: list[Any], slow_s: float, faulty: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in no callback's directory, the run goes back to it, and it is nobody's last one."""
     # The tuner's bar would leave a thread behind.
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)
-    job = faulty()
+    slow = Rule(operations=("put_file",), name=".lr_find", slow_s=slow_s)
+    job = faulty(slow)
     root = f"{job.folder}-root"
-    trainer = make_trainer(replace(job, trainer={"default_root_dir": root}))
+    options = {"default_root_dir": root, "plugins": [plugin() for plugin in plugins]}
+    trainer = make_trainer(replace(job, trainer=options))
     trainer.callbacks.insert(0, LearningRateFinder(num_training_steps=3))
 
     trainer.fit(Tunable(), make_data())

@@ -148,6 +148,26 @@ class Background:
 
         self._learn("drain", self._root, wait)
 
+    def await_written(self, path: str | os.PathLike[str]) -> None:
+        """Have all ranks wait until a pending save of ``path`` has ended, if there is one.
+
+        Args:
+            path: The checkpoint; rank 0's counts.
+
+        Raises:
+            JointError: The same on every rank: that save has failed, or rank 0 could not wait.
+        """
+        key = name_of(path)
+
+        def wait(token: CancelToken) -> str:
+            self._wait_until(lambda: not self._backlog.awaits(key), token)
+            failed = self._backlog.failure_of(key)
+            return "" if failed is None else self._told(failed)
+
+        record = self._learn("await", os.fspath(path), wait)
+        if record is not None:
+            raise error_of(record) from self._errors.get(key)
+
     def _wait_for_all(self, token: CancelToken) -> None:
         self._wait_until(lambda: not self._backlog.pending, token)
 
@@ -225,16 +245,7 @@ class Background:
         Raises:
             JointError: The same on every rank: that save has failed.
         """
-        key = name_of(checkpoint_path)
-
-        def wait(token: CancelToken) -> str:
-            self._wait_until(lambda: not self._backlog.awaits(key), token)
-            failed = self._backlog.failure_of(key)
-            return "" if failed is None else self._told(failed)
-
-        record = self._learn("await", os.fspath(checkpoint_path), wait)
-        if record is not None:
-            raise error_of(record) from self._errors.get(key)
+        self.await_written(checkpoint_path)
         return inner(checkpoint_path, *args, **kwargs)
 
     def take_note(self, inner: Callable[..., Any], exception: BaseException) -> None:

@@ -164,12 +164,18 @@ class _Choice:
 
     def of(self, path: Any) -> tuple[Any, Inspection | None]:
         """Return what to load and what rank 0 has seen of it."""
+        background = self.session.background
         if isinstance(path, Deferred):
+            if background is not None:
+                # Whatever is still on its way may be the one that is searched for.
+                background.settle()
             seen, path = self._searched(path)
             if seen is not None:
                 return seen.path, seen
         if not path:
             return None, None
+        if background is not None:
+            background.await_written(path)
         seen = share(self.trainer, self.session, path)
         # The user's own object where it says the same, since ``trainer.ckpt_path`` returns it.
         return (path if os.fspath(path) == seen.path else seen.path), seen
