@@ -188,6 +188,15 @@ class Storage:
         place = self.place(url)
         return find_info(place.fs, place.path) is not None
 
+    def names_in(self, url: str, token: CancelToken) -> list[str]:
+        """Return the paths of what is in the directory ``url``; of one that is not there, none."""
+        token.raise_if_cancelled()
+        place = self.place(url)
+        try:
+            return [str(path) for path in place.fs.ls(place.path, detail=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def stamp(self, url: str, token: CancelToken) -> str | None:
         """Return a text that differs once ``url`` has been written again.
 

@@ -20,6 +20,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.core import events as ev
+from lightning_resilience.core.spool import statement
 
 
 if TYPE_CHECKING:
@@ -158,6 +159,19 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"training goes on after a failed save at step {e.step}, number {e.number} in a row, of "
         f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"
     ),
+    ev.CheckpointSpooled: lambda e: (
+        f"{e.path} waits on this node until storage is well, and training goes on ({e.waiting} "
+        f"wait; {e.size_bytes} bytes at {e.file}): {e.reason}"
+    ),
+    ev.CheckpointSuperseded: lambda e: f"{e.path} is not published any more: {e.reason}",
+    ev.CheckpointsUnpublished: lambda e: statement(tuple(zip(e.paths, e.files, strict=True))),
+    ev.DiversionFailed: lambda e: (
+        f"{e.operation} of {e.target} waits for {e.dependency}, which is ill: {e.error}"
+    ),
+    ev.SaveSkipped: lambda e: (
+        f"the save point at step {e.step} is left out, and ModelCheckpoint remembers what is "
+        f"there: {e.error}"
+    ),
     ev.CheckpointSetAside: lambda e: f"{e.path} is set aside as {e.to}: {e.reason}",
     ev.DirectoryTried: lambda e: (
         f"{e.directory} was tried before the first step: {e.outcome}"
@@ -171,7 +185,7 @@ _ROUTINE = (
 )
 
 
-_WARNINGS = (ev.SaveTolerated,)
+_WARNINGS = (ev.CheckpointsUnpublished, ev.DiversionFailed, ev.SaveSkipped, ev.SaveTolerated)
 
 
 def describe(event: Event) -> str:

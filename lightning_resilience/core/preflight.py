@@ -214,7 +214,7 @@ def is_survived(failure: str, *, on_outage: str) -> bool:
         failure: How the trial ended, the value of a failure class.
         on_outage: What a save does while storage is ill.
     """
-    return failure in _ILL and on_outage == "wait"
+    return failure in _ILL and on_outage != "fail"
 
 
 def is_leftover(older_by_s: float, *, policy: RetryPolicy) -> bool:

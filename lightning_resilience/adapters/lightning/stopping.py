@@ -109,6 +109,8 @@ class Stopping:
         background = self._session.background
         if background is not None:
             background.settle()
+        if self._session.flushing is not None:
+            self._session.flushing.flush(max(0.0, self._termination.left_s))
 
     def _is_requeued(self, record: AgendaRecord) -> bool:
         number = requeue_signal(self._trainer)

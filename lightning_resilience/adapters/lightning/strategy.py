@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
 from lightning_resilience.adapters.lightning.namespaces import (
     innermost_wrapper,
     is_wrapping_io,
@@ -33,6 +34,7 @@ from lightning_resilience.adapters.lightning.resilient_io import (
     format_of,
 )
 from lightning_resilience.adapters.lightning.work import Asked, HandedOver
+from lightning_resilience.core.spool import may_be_spooled
 
 
 if TYPE_CHECKING:
@@ -132,17 +134,17 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     if not strategy.is_global_zero:
         session.save(url, None)
         return
-    format_ = format_of(checkpoint_io)
-    session.save(
+    work = format_of(checkpoint_io).save(
+        session.storage,
         url,
-        format_.save(
-            session.storage,
-            url,
-            checkpoint,
-            nonce=session.driver.dice.nonce,
-            storage_options=storage_options,
-        ),
+        checkpoint,
+        nonce=session.driver.dice.nonce,
+        storage_options=storage_options,
     )
+    spooling = session.alone.spooling
+    if spooling is not None and isinstance(work, StagedSave) and may_be_spooled(url):
+        work.instead = spooling.instead_of(work)
+    session.save(url, work)
 
 
 def _waiting_for_room(session: Session, url: str, pass_on: Callable[[], Any]) -> Work:
