@@ -158,6 +158,10 @@ class Spool:
         """Tell whether a checkpoint of that path waits, or is being published."""
         return any(item.path == path for item in self.items)
 
+    def has(self, item: Item) -> bool:
+        """Tell whether an item waits, or is being published."""
+        return any(each.name == item.name for each in self.items)
+
     def superseded(self, path: str, *, before: int) -> tuple[Item, ...]:
         """Return what a save of that path with the number ``before``, or its removal, takes away.
 
@@ -171,7 +175,7 @@ class Spool:
 
     def first(self) -> Item | None:
         """Return what is to be published next; None where nothing waits."""
-        return next((item for item in self.items if not item.is_sent), None)
+        return next(iter(self.items), None)
 
     def added(self, item: Item) -> Spool:
         """Return the spool with one item more."""

@@ -129,7 +129,7 @@ def _look(
 ) -> None:
     preflight.warn_where_it_moves(chosen, callback.dirpath)
     answers = True
-    if callback.save_top_k != 0:
+    if callback.save_top_k != 0 or session.member.on_outage == "spool":
         answers = _list(callback, session, patches, preflight=preflight)
     if answers:
         # Else it would be waited for a second time.
@@ -149,7 +149,8 @@ def _list(callback: Any, session: Session, patches: Patches, *, preflight: Prefl
         before = callback._fs
         callback._fs = session.storage.place(directory).fs
         try:
-            getattr(callback, LIST_DIRECTORY)(directory)
+            if callback.save_top_k != 0:
+                getattr(callback, LIST_DIRECTORY)(directory)
         finally:
             callback._fs = before
         if session.alone.spooling is not None:

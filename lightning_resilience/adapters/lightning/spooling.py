@@ -12,6 +12,7 @@ of the run names it, and the next start tries again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from dataclasses import dataclass, replace
@@ -268,7 +269,7 @@ class Spooling:
                 self._publish(item, driver)
         except _RunEndsError:
             pass
-        except Exception:
+        except Exception:  # noqa: BLE001 - a thread has nobody to raise to
             _log.exception("what waits on this node is not published any more in this run")
         finally:
             driver.close()
@@ -282,15 +283,17 @@ class Spooling:
                     self._thread = None
                     self._changed.notify_all()
                     return
-                self._spool = self._spool.sending(item, is_sent=True)
             yield item
 
     def _publish(self, item: Item, driver: Driver) -> None:
-        alone, kept = self._alone, self._kept[item.name]
+        alone, kept = self._alone, self._kept.get(item.name)
+        if kept is None:
+            return
         work = Publishing(
             self._storages[item.name],
             kept,
             nonce=alone.driver.dice.nonce,
+            sending=partial(self._sending, item),
             is_wanted=lambda: not self._is_closed,
         )
         call = replace(
@@ -304,10 +307,8 @@ class Spooling:
         except Exception as error:  # noqa: BLE001 - told, and the file stays
             self._not_published(item, error)
             return
-        except BaseException:
-            with self._changed:
-                self._spool = self._spool.sending(item, is_sent=False)
-            raise
+        if done.value is None:
+            return
         alone.retaining.published(kept.entry.path, kept.entry.number)
         alone.tell(kept.entry.path, done)
         self._make_link(item)
@@ -316,13 +317,25 @@ class Spooling:
             self._changed.notify_all()
         self._drop(item)
 
+    @contextlib.contextmanager
+    def _sending(self, item: Item) -> Iterator[bool]:
+        # While it waits behind the breaker it may be superseded; what is sent is sent.
+        with self._changed:
+            is_wanted = self._spool.has(item)
+            self._spool = self._spool.sending(item, is_sent=True)
+        try:
+            yield is_wanted
+        finally:
+            with self._changed:
+                self._spool = self._spool.sending(item, is_sent=False)
+
     def _not_published(self, item: Item, error: Exception) -> None:
         if diverts(error) and not self._is_closed:
             # It is as ill as it was, and one deadline is over: the next begins.
-            with self._changed:
-                self._spool = self._spool.sending(item, is_sent=False)
             return
-        kept = self._kept[item.name]
+        kept = self._kept.get(item.name)
+        if kept is None:
+            return
         _log.warning(
             "%s is not published, and lies at %s: %s",
             *(redacted(kept.entry.path), kept.file, redacted(str(error))),

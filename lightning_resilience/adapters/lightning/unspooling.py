@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,8 @@ from lightning_resilience.errors import CallTimeoutError, CheckpointError, Corru
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from lightning_resilience.adapters.spool import Kept
     from lightning_resilience.adapters.staging import StagedWriter
@@ -31,6 +33,11 @@ __all__ = ["Publishing"]
 _PIECE_BYTES = 16 * 2**20
 
 
+@contextlib.contextmanager
+def _always() -> Iterator[bool]:
+    yield True
+
+
 class Publishing(Work):
     """The publication of one spooled checkpoint, which marks its progress.
 
@@ -38,6 +45,7 @@ class Publishing(Work):
         storage: Clients of storage.
         kept: What is published.
         nonce: Makes names for staged files.
+        sending: Entered around what is sent; says whether it is still wanted.
         is_wanted: Asked between pieces whether it is still wanted.
         from_before: Whether an earlier start has left it: then storage may have a newer one.
     """
@@ -48,6 +56,7 @@ class Publishing(Work):
         kept: Kept,
         *,
         nonce: Callable[[], str],
+        sending: Callable[[], AbstractContextManager[bool]] = _always,
         is_wanted: Callable[[], bool] = lambda: True,
         from_before: bool = False,
     ) -> None:
@@ -55,6 +64,7 @@ class Publishing(Work):
         entry = kept.entry
         self._kept = kept
         self._nonce = nonce
+        self._sending = sending
         self._is_wanted = is_wanted
         self._from_before = from_before
         origin = Origin(step=entry.step, epoch=entry.epoch, run=entry.run, versions=entry.versions)
@@ -64,15 +74,19 @@ class Publishing(Work):
         """Publish, verify and commit it.
 
         Returns:
-            What was published; None where storage has it already, or a newer one.
+            What was published; None where nobody wants it any more, or storage has it already, or a
+            newer one.
 
         Raises:
             CorruptCheckpointError: The file is not what was spooled.
             CheckpointError: The storage reports another size than was written, or nothing.
             OSError: What the filesystem or the storage raised.
         """
+        with self._sending() as is_wanted:
+            return self._publish(_Wanted(token, self._is_wanted)) if is_wanted else None
+
+    def _publish(self, token: CancelToken) -> Staged | None:
         entry, place = self._kept.entry, self.storage.place(self.url)
-        token = _Wanted(token, self._is_wanted)
         if self._from_before and is_outdated(entry, read_manifest(place, token)):
             return None
         staged = self._staged(place, token)
