@@ -112,7 +112,9 @@ def make_callback(options: Mapping[str, Any]) -> ResilienceCallback:
         "retry": {**RETRY, **options.get("retry", {})},
         "breaker": {**BREAKER, **options.get("breaker", {})},
     }
-    return ResilienceCallback(**{**options, **scaled})
+    # Most of these tests are about what is waited for; the spool has tests of its own.
+    policy = {"on_outage": os.environ.get("TESTS_ON_OUTAGE", "wait")}
+    return ResilienceCallback(**{**policy, **options, **scaled})
 
 
 class Steps:

@@ -285,7 +285,7 @@ def test_a_save_point_is_left_out_under_skip(
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step > 6:
                 # The circuit opens for 2.5 s, and only a call looks whether storage is well.
-                time.sleep(1.5)
+                time.sleep(3.0)
 
     trainer.callbacks.append(Slow())
 
