@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.adapters.staging import discard
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.spool import Entry
+from lightning_resilience.core.spool import SpoolEntry
 from lightning_resilience.errors import StoreError
 
 
@@ -58,7 +58,7 @@ class Kept:
 
     name: str
     file: str
-    entry: Entry
+    entry: SpoolEntry
 
 
 class SpoolDirectory:
@@ -109,7 +109,7 @@ class SpoolDirectory:
         return str(self._path / f"{name}{_FILE}")
 
     def keep(
-        self, name: str, write: Callable[[str], Staged], entry: Callable[[Staged], Entry]
+        self, name: str, write: Callable[[str], Staged], entry: Callable[[Staged], SpoolEntry]
     ) -> Kept:
         """Write a checkpoint and its record.
 
@@ -158,7 +158,7 @@ class SpoolDirectory:
         for name in self._names():
             record = self._record_of(name)
             try:
-                entry = decode(Entry, record.read_bytes(), key=str(record))
+                entry = decode(SpoolEntry, record.read_bytes(), key=str(record))
             except (OSError, StoreError) as error:
                 _log.warning("a spooled checkpoint is left as it is: %s", error)
                 continue
@@ -198,7 +198,7 @@ def _is_there(handle: int, path: Path) -> bool:
 
 
 def left_behind(
-    directory: str, wanted: Callable[[Entry], bool]
+    directory: str, wanted: Callable[[SpoolEntry], bool]
 ) -> Iterable[tuple[SpoolDirectory, Kept]]:
     """Yield what dead processes of this user have left on this node.
 

@@ -185,7 +185,7 @@ _ROUTINE = (
 )
 
 
-_WARNINGS = (ev.CheckpointsUnpublished, ev.DiversionFailed, ev.SaveSkipped, ev.SaveTolerated)
+_WARNINGS = (ev.CheckpointsUnpublished, ev.SaveSkipped, ev.SaveTolerated)
 
 
 def describe(event: Event) -> str:

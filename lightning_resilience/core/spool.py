@@ -35,18 +35,18 @@ from lightning_resilience.errors import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from lightning_resilience.core.manifest import Manifest
 
 
 __all__ = [
     "DEFERRABLE",
-    "Entry",
     "Item",
     "Plan",
     "Spool",
     "SpoolConfig",
+    "SpoolEntry",
     "diverts",
     "flush_s",
     "is_outdated",
@@ -97,7 +97,7 @@ class SpoolConfig:
         check_seconds("flush_timeout_s", self.flush_timeout_s)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class SpoolEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The record beside a spooled file: where it belongs, and what it is.
 
     Args:
@@ -173,9 +173,13 @@ class Spool:
             if item.path == path and item.number < before and not item.is_sent
         )
 
-    def first(self) -> Item | None:
-        """Return what is to be published next; None where nothing waits."""
-        return next(iter(self.items), None)
+    def first(self, *, but: Collection[str] = ()) -> Item | None:
+        """Return what is to be published next; None where nothing waits.
+
+        Args:
+            but: Paths of which nothing may be published now.
+        """
+        return next((item for item in self.items if item.path not in but), None)
 
     def added(self, item: Item) -> Spool:
         """Return the spool with one item more."""
@@ -321,7 +325,7 @@ class Plan:
     drop: Mapping[int, tuple[str, ...]]
 
 
-def plan_for(found: Iterable[tuple[int, str, Entry]]) -> Plan:
+def plan_for(found: Iterable[tuple[int, str, SpoolEntry]]) -> Plan:
     """Decide which spooled checkpoints are published: of each path the newest.
 
     By the step that they say they are of, not by when they were written: the nodes' clocks differ.
@@ -329,8 +333,8 @@ def plan_for(found: Iterable[tuple[int, str, Entry]]) -> Plan:
     Args:
         found: Rank, name and record of each.
     """
-    newest: dict[str, tuple[int, str, Entry]] = {}
-    older: list[tuple[int, str, Entry]] = []
+    newest: dict[str, tuple[int, str, SpoolEntry]] = {}
+    older: list[tuple[int, str, SpoolEntry]] = []
     for each in sorted(found, key=lambda one: (_age(one[2]), -one[0])):
         if each[2].path in newest:
             older.append(newest[each[2].path])
@@ -338,7 +342,7 @@ def plan_for(found: Iterable[tuple[int, str, Entry]]) -> Plan:
     return Plan(publish=_by_rank(newest.values()), drop=_by_rank(older))
 
 
-def is_outdated(entry: Entry, there: Manifest | None) -> bool:
+def is_outdated(entry: SpoolEntry, there: Manifest | None) -> bool:
     """Tell whether what storage has under that path is as new as a spooled checkpoint, or newer.
 
     Args:
@@ -352,11 +356,11 @@ def is_outdated(entry: Entry, there: Manifest | None) -> bool:
     return there.step is not None and there.step > (entry.step or 0)
 
 
-def _age(entry: Entry) -> tuple[int, int]:
+def _age(entry: SpoolEntry) -> tuple[int, int]:
     return (-1 if entry.step is None else entry.step, entry.number)
 
 
-def _by_rank(found: Iterable[tuple[int, str, Entry]]) -> dict[int, tuple[str, ...]]:
+def _by_rank(found: Iterable[tuple[int, str, SpoolEntry]]) -> dict[int, tuple[str, ...]]:
     names: dict[int, tuple[str, ...]] = {}
     for rank, name, entry in sorted(found, key=lambda one: (one[0], _age(one[2]))):
         del entry

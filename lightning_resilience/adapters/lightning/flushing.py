@@ -26,7 +26,7 @@ from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import left_behind
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.spool import Entry, flush_s, plan_for
+from lightning_resilience.core.spool import SpoolEntry, flush_s, plan_for
 from lightning_resilience.errors import CorruptCheckpointError
 
 
@@ -117,7 +117,7 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
     v: int = 1
     names: tuple[str, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[SpoolEntry, ...] = ()
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,11 +169,11 @@ def publish_what_was_left(trainer: Any, session: Session, asked: Any) -> None:
             spool.release()
 
 
-def _wanted_by(trainer: Any, asked: Any) -> Callable[[Entry], bool]:
+def _wanted_by(trainer: Any, asked: Any) -> Callable[[SpoolEntry], bool]:
     homes = {name_of(directory) for directory in checkpoint_directories(trainer)}
     path = name_of(asked) if isinstance(asked, (str, os.PathLike)) and asked else None
 
-    def wanted(entry: Entry) -> bool:
+    def wanted(entry: SpoolEntry) -> bool:
         name = name_of(entry.path)
         return name == path or name.rpartition("/")[0] in homes
 
@@ -182,7 +182,7 @@ def _wanted_by(trainer: Any, asked: Any) -> Callable[[Entry], bool]:
 
 def _plan(texts: Iterable[str], token: CancelToken) -> str:
     del token
-    found: list[tuple[int, str, Entry]] = []
+    found: list[tuple[int, str, SpoolEntry]] = []
     for rank, text in enumerate(texts):
         if text:
             one = decode(_Found, text.encode(), key=f"what rank {rank} has found")

@@ -46,7 +46,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
 )
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.preflight import Preflight
-from lightning_resilience.adapters.lightning.spooling import Link
+from lightning_resilience.adapters.lightning.shelf import Link
 from lightning_resilience.adapters.lightning.tolerance import Tolerance
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.manifests import remove_manifest

@@ -142,9 +142,12 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
         storage_options=storage_options,
     )
     spooling = session.alone.spooling
-    if spooling is not None and isinstance(work, StagedSave) and may_be_spooled(url):
-        work.instead = spooling.instead_of(work)
-    session.save(url, work)
+    if spooling is None or not isinstance(work, StagedSave) or not may_be_spooled(url):
+        session.save(url, work)
+        return
+    work.instead = spooling.instead_of(work)
+    with spooling.saving(url):
+        session.save(url, work)
 
 
 def _waiting_for_room(session: Session, url: str, pass_on: Callable[[], Any]) -> Work:

@@ -15,7 +15,7 @@ import pytest
 
 from lightning_resilience.adapters.spool import SpoolDirectory, left_behind
 from lightning_resilience.adapters.staging import Staged, stage
-from lightning_resilience.core.spool import Entry
+from lightning_resilience.core.spool import SpoolEntry
 from lightning_resilience.runtime.calls import Token
 
 
@@ -37,9 +37,9 @@ def write(path: str, *, data: bytes = b"checkpoint") -> Staged:
     return stage(lambda file: file.write(data), path, Token())
 
 
-def entry_of(staged: Staged, *, path: str = "s3://b/step=4.ckpt", number: int = 1) -> Entry:
+def entry_of(staged: Staged, *, path: str = "s3://b/step=4.ckpt", number: int = 1) -> SpoolEntry:
     """Make its record."""
-    return Entry(path=path, size_bytes=staged.size_bytes, digest=staged.digest, number=number)
+    return SpoolEntry(path=path, size_bytes=staged.size_bytes, digest=staged.digest, number=number)
 
 
 def test_what_is_kept_is_found_again(spool: SpoolDirectory, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_record_that_cannot_be_written_leaves_nothing(
     def fails(_descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
-    def then_fails(staged: Staged) -> Entry:
+    def then_fails(staged: Staged) -> SpoolEntry:
         monkeypatch.setattr(os, "fsync", fails)
         return entry_of(staged)
 

@@ -14,10 +14,10 @@ from hypothesis import given, strategies as st
 from lightning_resilience.core.manifest import Manifest
 from lightning_resilience.core.spool import (
     DEFERRABLE,
-    Entry,
     Item,
     Spool,
     SpoolConfig,
+    SpoolEntry,
     diverts,
     flush_s,
     is_outdated,
@@ -57,12 +57,12 @@ def spool(*items: Item) -> Spool:
 
 def entry(
     path: str = "/c/a", *, step: int | None = 4, number: int = 1, digest: str = DIGEST
-) -> Entry:
+) -> SpoolEntry:
     """A record."""
-    return Entry(path=path, size_bytes=10, digest=digest, number=number, step=step)
+    return SpoolEntry(path=path, size_bytes=10, digest=digest, number=number, step=step)
 
 
-def age(record: Entry) -> tuple[int, int]:
+def age(record: SpoolEntry) -> tuple[int, int]:
     """How new it is."""
     return (-1 if record.step is None else record.step, record.number)
 
@@ -303,7 +303,7 @@ def test_of_each_path_the_newest_is_published() -> None:
     )
 )
 def test_nothing_is_forgotten_and_nothing_newer_dropped(
-    found: list[tuple[int, str, Entry]],
+    found: list[tuple[int, str, SpoolEntry]],
 ) -> None:
     """Each is published or replaced by one of its path that is at least as new."""
     plan = plan_for(found)
@@ -345,4 +345,4 @@ def test_a_record_survives_its_file() -> None:
     """What is written is what is read."""
     record = entry()
 
-    assert msgspec.json.decode(msgspec.json.encode(record), type=Entry) == record
+    assert msgspec.json.decode(msgspec.json.encode(record), type=SpoolEntry) == record
