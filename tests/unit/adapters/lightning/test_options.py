@@ -26,6 +26,7 @@ from lightning_resilience import (
 )
 from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.spool import SpoolConfig
 from tests.lightning_job import Job, make_data, make_model, make_trainer
 
 
@@ -42,6 +43,7 @@ GROUPS = {
     "admission": AdmissionConfig,
     "joint": JointConfig,
     "checkpoints": CheckpointConfig,
+    "spool": SpoolConfig,
 }
 NO_NUMBERS = ("five", None, True, math.nan, math.inf, [1])
 
