@@ -56,7 +56,8 @@ def bad_values(group: str, field: dataclasses.Field[Any]) -> list[Any]:
         return ["maybe", "", None, 1, 0]
     if isinstance(field.default, str):
         return ["maybe", "", None, 1]
-    optional = [value for value in NO_NUMBERS if value is not None or group != "joint"]
+    may_be_none = group == "joint" or field.name == "spool_max_bytes"
+    optional = [value for value in NO_NUMBERS if value is not None or not may_be_none]
     may_be_zero = field.name in {"retry_after_max_s", "retry_ratio"}
     return [*optional, -1, -0.5, *([] if may_be_zero else [0])]
 
