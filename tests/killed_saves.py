@@ -28,6 +28,7 @@ import warnings
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,8 @@ class Bench:
         saves_before: Save points that the start survives before the one in which it is killed.
         checkpoint: Options of ``ModelCheckpoint``.
         server: The server of S3, None for local files.
-        parts: Whether every checkpoint is sent in parts.
+        parts: Whether every file is sent in parts. Then requests alone are counted: how a file is
+            staged does not depend on how it is sent.
     """
 
     home: str
@@ -143,6 +145,7 @@ class _RemoteContent:
     """The bench's bucket."""
 
     def __init__(self, bench: Bench) -> None:
+        _warm_clients()
         self._client = S3Server(url=bench.server or "").client()
         self._bucket, _, self._prefix = bench.folder.removeprefix("s3://").partition("/")
         self._kept: dict[str, bytes] = {}
@@ -179,6 +182,22 @@ class _RemoteContent:
     def _uploads(self) -> list[dict[str, Any]]:
         found = self._client.list_multipart_uploads(Bucket=self._bucket)
         return list(found.get("Uploads", ()))
+
+
+def _warm_clients() -> None:
+    """Import and read here what each job would import and read for its client of S3."""
+    for name in ("s3fs", "aiobotocore.session", "aiobotocore.httpxsession"):
+        with contextlib.suppress(ImportError):
+            import_module(name)
+    loader = import_module("botocore.loaders").JSONFileLoader
+    load, loaded = loader.load_file, {}
+
+    def load_once(self: Any, path: str) -> Any:
+        if path not in loaded:
+            loaded[path] = load(self, path)
+        return loaded[path]
+
+    loader.load_file = load_once
 
 
 def _staged(bench: Bench) -> list[str]:
@@ -224,9 +243,10 @@ class Killer(Callback):
         self._write = os.write
         self._fsync = os.fsync
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        sys.addaudithook(self._audit)
-        os.write = self._written
-        os.fsync = self._synchronised
+        if not bench.parts:
+            sys.addaudithook(self._audit)
+            os.write = self._written
+            os.fsync = self._synchronised
         if bench.server is not None:
             self._count_requests()
 
@@ -256,7 +276,7 @@ class Killer(Callback):
         self._effect(f"write {len(data)} bytes", first=lambda: self._write(fd, half))
         return self._write(fd, data)
 
-    def _synchronised(self, fd: int) -> None:
+    def _synchronised(self, fd: Any) -> None:
         self._effect("fsync")
         self._fsync(fd)
 
@@ -385,6 +405,8 @@ class _Cells:
     def cell(self, number: int) -> dict[str, Any]:
         """Kill a job before one effect, and start it again."""
         self._content.restore()
+        for name in _staged(self._bench):
+            Path(name).unlink()
         effect = self._killed(number)[-1]
         files = self._content.files()
         left = [*_staged(self._bench), *self._content.unfinished()]
