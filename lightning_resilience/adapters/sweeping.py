@@ -5,7 +5,8 @@
 ==============================  =====================================  =============================
 where                           what                                   told from others by
 ==============================  =====================================  =============================
-a directory of checkpoints      staged files beside their targets      the name of a staged file
+a directory of checkpoints      staged files beside their targets,     the name of a staged file
+                                those of manifests included
 the same, on object storage     uploads that were neither completed    their keys, which are below
                                 nor aborted, and are paid for          that directory
 the node's spool directory      staged files and directories of this   the name, and that they are
@@ -26,12 +27,14 @@ import asyncio
 import logging
 import shutil
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.object_store import find_info, protocols
 from lightning_resilience.adapters.staging import discard, is_staging_name, stage, staging_name
 from lightning_resilience.adapters.storage import probe_path
+from lightning_resilience.core.manifest import DIRECTORY
 from lightning_resilience.core.sweeping import Leftover, orphans
 from lightning_resilience.runtime.calls import Token
 
@@ -70,7 +73,9 @@ def sweep_directory(
     place = storage.place(url)
     token.raise_if_cancelled()
     if place.store.is_local:
-        return _sweep_files(Path(place.path), token, nonce=nonce, also_directories=False)
+        directory = Path(place.path)
+        swept = partial(_sweep_files, token=token, nonce=nonce, also_directories=False)
+        return [*swept(directory), *swept(directory / DIRECTORY)]
     if "s3" in protocols(place.fs):
         return _sweep_uploads(storage, url, token, nonce=nonce)
     return []
