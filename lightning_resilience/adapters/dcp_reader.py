@@ -145,6 +145,7 @@ class ResilientReader(StorageReader):
         self._load_id = self._dice.nonce()
         self._seat: Seat | None = None
         self._terms: Terms | None = None
+        self._session: DcpSession | None = None
         self._manifest: Manifest | None = None
         self._metadata: Metadata | None = None
 
@@ -229,9 +230,11 @@ class ResilientReader(StorageReader):
     # Inside ---------------------------------------------------------------------------------------
 
     def _together(self, load: Callable[[DcpSession], Any]) -> Any:
-        at = self._seat = self._seat or seat(self._options)
-        self._terms = self._terms or _meet(at, self._group, nonce=self._dice.nonce())
-        return load(at.take(self._terms))
+        if self._session is None:
+            at = self._seat = seat(self._options)
+            terms = self._terms = _meet(at, self._group, nonce=self._dice.nonce())
+            self._session = at.take(terms)
+        return load(self._session)
 
     def _read_metadata(self, session: DcpSession) -> Metadata:
         storage, url = session.storage, self._url
@@ -265,7 +268,7 @@ class ResilientReader(StorageReader):
             shards.discard()
 
     def _leave(self) -> None:
-        at, self._seat, self._terms = self._seat, None, None
+        at, self._seat, self._session = self._seat, None, None
         if at is not None:
             at.leave()
 
