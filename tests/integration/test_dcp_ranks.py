@@ -103,3 +103,189 @@ def test_what_is_saved_is_loaded_by_torch_as_well(
     shards = [path.name.split("_")[2] for path in (folder / "ours").glob("*.distcp")]
     assert sorted(shards) == [str(rank) for rank in range(ranks)]
     assert (folder / ".resilience" / "ours.json").exists()
+
+
+DENIED = {"error": "denied"}
+NEW = {"name": "checkpoints/new"}
+POINTS: dict[str, dict[str, Any]] = {
+    "open": {"operations": ("stage_open",), **DENIED},
+    "write": {"operations": ("stage_write",), **DENIED},
+    "publish": {"operations": ("put_file",), **NEW, **DENIED},
+    "verify": {"operations": ("put_file",), **NEW, "swallow": True},
+}
+"""Where a rank's part can fail, and how."""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_failure_of_one_rank_is_that_of_all(
+    start: Callable[..., Running], tmp_path: Path, point: str, rank: int
+) -> None:
+    """All raise the same error, which names the rank, and there is no metadata; the older stays."""
+    told = rows(
+        start(
+            ("save_stock", "old"),
+            ("save", "new"),
+            ("load", "old"),
+            rules=(Rule(rank=rank, **POINTS[point]),),
+        )
+    )
+
+    (error, text, first_rank), *others = [
+        (each[1].get("error"), each[1].get("text"), each[1].get("first_rank")) for each in told
+    ]
+    assert (error, first_rank) == ("JointError", rank)
+    assert others == [(error, text, first_rank)]
+    assert f"on rank {rank}" in text
+    assert not (tmp_path / "checkpoints" / "new" / ".metadata").exists()
+    assert not (tmp_path / "checkpoints" / ".resilience" / "new.json").exists()
+    assert values_of(told, 2) == expected(1.0)
+
+
+def test_metadata_that_cannot_be_published_fails_on_all_ranks(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    """Every shard is there, and there is no checkpoint: all ranks raise what rank 0 has met."""
+    rule = Rule(operations=("put_file",), name="new/.metadata", error="denied")
+
+    told = rows(start(("save_stock", "old"), ("save", "new"), ("load", "old"), rules=(rule,)))
+
+    assert [(each[1]["error"], each[1]["first_rank"]) for each in told] == [("JointError", 0)] * 2
+    assert told[0][1]["text"] == told[1][1]["text"]
+    assert len(list((tmp_path / "checkpoints" / "new").glob("*.distcp"))) == 2
+    assert not (tmp_path / "checkpoints" / "new" / ".metadata").exists()
+    assert values_of(told, 2) == expected(1.0)
+
+
+def test_a_checkpoint_without_its_manifest_is_no_success(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    """Where the commit mark cannot be written, all ranks say so; what is there loads all the same.
+
+    It is complete, and nobody has said so.
+    """
+    rule = Rule(operations=("manifest_put_file",), name="new", error="denied")
+
+    told = rows(start(("save", "new"), ("load", "new"), rules=(rule,)))
+
+    assert [(each[0]["error"], each[0]["first_rank"]) for each in told] == [("JointError", 0)] * 2
+    assert not (tmp_path / "checkpoints" / ".resilience" / "new.json").exists()
+    assert values_of(told, 1) == expected(1.0)
+
+
+def test_a_blip_is_waited_out_by_all(start: Callable[..., Running]) -> None:
+    """Where the first request of each kind breaks off, the save succeeds on all ranks."""
+    rules = tuple(
+        Rule(operations=("put_file",), name=name, error="reset", last=1)
+        for name in ("__0_", "__1_", ".metadata")
+    )
+
+    told = rows(start(("save", "new"), ("load", "new"), rules=rules))
+
+    assert values_of(told, 1) == expected(1.0)
+
+
+def test_a_save_over_an_older_one_that_fails_leaves_that(start: Callable[..., Running]) -> None:
+    """Under the same name the older checkpoint loads until the new metadata is there."""
+    rule = Rule(operations=("put_file",), name="same/.metadata", error="denied", first=2, last=2)
+
+    told = rows(
+        start(
+            ("save", "same"),
+            ("save", "same"),
+            ("load", "same"),
+            ("save", "same"),
+            ("load", "same"),
+            rules=(rule,),
+        )
+    )
+
+    assert [each[1]["error"] for each in told] == ["JointError"] * 2
+    assert values_of(told, 2) == expected(1.0)
+    assert values_of(told, 4) == expected(3.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_while_it_writes_is_named(
+    start: Callable[..., Running], tmp_path: Path, rank: int
+) -> None:
+    """The other ends with a ``JointError`` that names it, long before the group's timeout."""
+    rule = Rule(operations=("put_file",), name=f"new/__{rank}_", kill=True)
+    running = start(("save", "new"), rules=(rule,), group_timeout_s=600.0)
+
+    reports = running.wait(HANG_S)
+
+    other = reports[1 - rank]["steps"][0]
+    assert reports[rank]["code"] == -9
+    assert (other["error"], other["first_rank"]) == ("JointError", rank)
+    assert f"rank {rank}" in other["text"]
+    assert not (tmp_path / "checkpoints" / "new" / ".metadata").exists()
+
+
+def test_a_flipped_bit_is_found_before_any_tensor_is_touched(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    """Where one shard is not what was saved, no rank has loaded anything, and all say which."""
+    folder = tmp_path / "checkpoints"
+    rows(start(("save", "new"), folder=str(folder)))
+    (shard,) = (folder / "new").glob("__1_*.distcp")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+
+    told = rows(start(("load", "new"), folder=str(folder)))
+
+    assert [each[0]["error"] for each in told] == ["JointError"] * 2
+    assert told[0][0]["text"] == told[1][0]["text"]
+    assert "CorruptCheckpointError" in told[0][0]["text"]
+    assert shard.name in told[0][0]["text"]
+    assert "CorruptCheckpointError" in {each[0]["cause"] for each in told}
+
+
+@pytest.mark.parametrize("damage", ["shard is gone", "shard is short", "no metadata"])
+def test_what_is_missing_is_found_by_one_rank(
+    start: Callable[..., Running], tmp_path: Path, damage: str
+) -> None:
+    """Rank 0 looks, and all raise the same."""
+    folder = tmp_path / "checkpoints"
+    rows(start(("save", "new"), folder=str(folder)))
+    (shard,) = (folder / "new").glob("__1_*.distcp")
+    if damage == "shard is gone":
+        shard.unlink()
+    elif damage == "shard is short":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    else:
+        (folder / "new" / ".metadata").unlink()
+
+    told = rows(start(("load", "new"), folder=str(folder)))
+
+    assert [(each[0]["error"], each[0]["first_rank"]) for each in told] == [("JointError", 0)] * 2
+    assert told[0][0]["text"] == told[1][0]["text"]
+
+
+def test_a_save_in_a_thread_is_joint_as_well(start: Callable[..., Running]) -> None:
+    """``async_save`` raises the same on all ranks, in its future, and the next save succeeds."""
+    rule = Rule(operations=("put_file",), name="new/__1_", error="denied", last=1)
+
+    told = rows(
+        start(("save_async", "new"), ("save_async", "new"), ("load", "new"), rules=(rule,))
+    )
+
+    assert [(each[0]["error"], each[0]["first_rank"]) for each in told] == [("JointError", 1)] * 2
+    assert values_of(told, 2) == expected(2.0)
+
+
+def test_object_storage_is_saved_to_and_loaded_from(
+    start: Callable[..., Running], s3_server: S3Server, bucket: str
+) -> None:
+    """The same on S3, where shards are fetched to the node before they are read."""
+    told = rows(
+        start(
+            ("save", "new"),
+            ("load", "new"),
+            folder=f"s3://{bucket}/checkpoints",
+            environment=s3_server.environment,
+        )
+    )
+
+    assert values_of(told, 1) == expected(1.0)
