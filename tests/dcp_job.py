@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -41,6 +43,8 @@ RETRY: Mapping[str, Any] = {
 JOINT: Mapping[str, Any] = {"joint_timeout_s": 8.0, "joint_beat_s": 0.2}
 OPTIONS: Mapping[str, Any] = {"retry": RETRY, "breaker": {**BREAKER, "trip_failures": 2}}
 ROWS, COLUMNS = 8, 4
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +106,13 @@ class Rank:
         """Save a state that no other save has."""
         self.value += 1.0
         writer = ResilientWriter(self.url(name), **self.job.options)
-        dcp.save(state(self.value), storage_writer=writer)
+        save(state(self.value), storage_writer=writer)
 
     def save_async(self, name: str) -> None:
         """Save in the background, in a thread."""
         self.value += 1.0
         writer = ResilientWriter(self.url(name), **self.job.options)
-        future: Any = dcp.async_save(state(self.value), storage_writer=writer)
+        future: Any = async_save(state(self.value), storage_writer=writer)
         future.result()
 
     def path(self, name: str) -> str:
@@ -118,7 +122,7 @@ class Rank:
     def save_stock(self, name: str) -> None:
         """Save as torch does."""
         self.value += 1.0
-        dcp.save(state(self.value), storage_writer=dcp.FileSystemWriter(self.path(name)))
+        save(state(self.value), storage_writer=FileSystemWriter(self.path(name)))
 
     def load(self, name: str) -> list[Any]:
         """Load, and tell what is there then, also where that fails."""
@@ -126,14 +130,14 @@ class Rank:
 
     def load_stock(self, name: str) -> list[Any]:
         """Load as torch does."""
-        return self._loaded(dcp.FileSystemReader(self.path(name)))
+        return self._loaded(FileSystemReader(self.path(name)))
 
     @staticmethod
     def _loaded(reader: Any) -> list[Any]:
         tensors = state(-100.0)
         before = seen(tensors)
         try:
-            dcp.load(tensors, storage_reader=reader)
+            load(tensors, storage_reader=reader)
         except BaseException:
             # Nothing is loaded anywhere before all is known to be good.
             assert seen(tensors) == before
@@ -156,7 +160,7 @@ def run_rank(job: DcpJob, report: str) -> None:
         try:
             row["value"] = getattr(rank, verb)(name)
         except BaseException as error:  # noqa: BLE001 - told, and looked at by the test
-            logging.exception("%s %s", verb, name)
+            _log.exception("%s %s", verb, name)
             row |= described(error)
         told.append({**row, "elapsed_s": time.monotonic() - began_s})
         Path(report).write_text(json.dumps({"steps": told}), encoding="utf-8")

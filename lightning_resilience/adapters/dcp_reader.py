@@ -31,6 +31,7 @@ from lightning_resilience.adapters.dcp_loading import (
     manifest_told,
 )
 from lightning_resilience.adapters.dcp_options import check_dcp_options, check_directory
+from lightning_resilience.adapters.dcp_plain import take_over_reading
 from lightning_resilience.adapters.dcp_session import Seat, seat
 from lightning_resilience.adapters.dcp_verdict import SharedFailure
 from lightning_resilience.adapters.lightning.alone import adopt_device
@@ -140,6 +141,7 @@ class ResilientReader(StorageReader):
         )
         self._dice = SystemDice(rank=0)
         self._begin()
+        take_over_reading(self, self._url, self._options)
 
     def _begin(self) -> None:
         self._load_id = self._dice.nonce()

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from lightning_resilience.adapters.dcp_options import check_dcp_options, check_directory
+from lightning_resilience.adapters.dcp_plain import take_over_writing
 from lightning_resilience.adapters.dcp_saving import Commit, ShardWrite
 from lightning_resilience.adapters.dcp_session import Seat, seat
 from lightning_resilience.adapters.dcp_staging import results_of
@@ -162,6 +163,7 @@ class ResilientWriter(StorageWriter):
         )
         self._dice = SystemDice(rank=0)
         self._begin()
+        take_over_writing(self, self._url, self._options, thread_count=thread_count)
 
     def _begin(self) -> None:
         self._save_id = self._dice.nonce()

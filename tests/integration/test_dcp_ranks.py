@@ -9,7 +9,6 @@ checkpoint's name only where every shard of every rank is there.
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.lightning_job import store_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.lightning_job import Running
     from tests.s3_server import S3Server
@@ -136,7 +136,7 @@ def test_a_failure_of_one_rank_is_that_of_all(
     ]
     assert (error, first_rank) == ("JointError", rank)
     assert others == [(error, text, first_rank)]
-    assert f"on rank {rank}" in text
+    assert f"on rank {rank}" in str(text)
     assert not (tmp_path / "checkpoints" / "new" / ".metadata").exists()
     assert not (tmp_path / "checkpoints" / ".resilience" / "new.json").exists()
     assert values_of(told, 2) == expected(1.0)
@@ -267,9 +267,7 @@ def test_a_save_in_a_thread_is_joint_as_well(start: Callable[..., Running]) -> N
     """``async_save`` raises the same on all ranks, in its future, and the next save succeeds."""
     rule = Rule(operations=("put_file",), name="new/__1_", error="denied", last=1)
 
-    told = rows(
-        start(("save_async", "new"), ("save_async", "new"), ("load", "new"), rules=(rule,))
-    )
+    told = rows(start(("save_async", "new"), ("save_async", "new"), ("load", "new"), rules=(rule,)))
 
     assert [(each[0]["error"], each[0]["first_rank"]) for each in told] == [("JointError", 1)] * 2
     assert values_of(told, 2) == expected(2.0)
