@@ -86,8 +86,9 @@ def decode_portion(text: str) -> Portion:
     """
     try:
         packed = base64.b64decode(text, validate=True)
-        raw = zlib.decompressobj().decompress(packed, _DECODED_BYTES_MAX)
-        portion = msgspec.json.decode(raw, type=Portion)
+        unpacking = zlib.decompressobj()
+        raw = unpacking.decompress(packed, _DECODED_BYTES_MAX)
+        portion = msgspec.json.decode(raw if unpacking.eof else b"", type=Portion)
     except (binascii.Error, ValueError, zlib.error, msgspec.MsgspecError) as error:
         message = f"what a rank told of its shards does not decode ({error}; {len(text)} letters)"
         raise CorruptRecordError(message) from error
