@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -37,10 +37,10 @@ RETRY: Mapping[str, Any] = {
     "max_delay_s": 0.2,
     "throttle_base_delay_s": 0.1,
     "max_attempts": 3,
-    "deadline_s": 30.0,
+    "deadline_s": 8.0,
     "stall_timeout_s": 5.0,
 }
-JOINT: Mapping[str, Any] = {"joint_timeout_s": 8.0, "joint_beat_s": 0.2}
+JOINT: Mapping[str, Any] = {"joint_timeout_s": 6.0, "joint_beat_s": 0.2}
 OPTIONS: Mapping[str, Any] = {"retry": RETRY, "breaker": {**BREAKER, "trip_failures": 2}}
 ROWS, COLUMNS = 8, 4
 
@@ -76,6 +76,11 @@ def state(value: float) -> dict[str, Any]:
     }
 
 
+def plain(value: float) -> dict[str, Any]:
+    """Return a state that all ranks have."""
+    return {"weight": torch.full((ROWS,), value), "value": value}
+
+
 def seen(tensors: Mapping[str, Any]) -> list[Any]:
     """Return what a rank has of a state, to be told."""
     weight = tensors["model"]["weight"]
@@ -85,6 +90,14 @@ def seen(tensors: Mapping[str, Any]) -> list[Any]:
         tensors["model"]["bias"].tolist(),
         tensors["step"]["value"],
     ]
+
+
+class TravellingWriter(ResilientWriter):
+    """A writer that brings the faults to the process that it is sent to."""
+
+    def __setstate__(self, made: dict[str, Any]) -> None:
+        faulty_filesystem.register()
+        vars(self).update(made)
 
 
 class Rank:
@@ -123,6 +136,41 @@ class Rank:
         """Save as torch does."""
         self.value += 1.0
         save(state(self.value), storage_writer=FileSystemWriter(self.path(name)))
+
+    def save_in_process(self, name: str) -> None:
+        """Save in the background, in a process of its own."""
+        self.value += 1.0
+        writer = TravellingWriter(self.url(name), **self.job.options)
+        future: Any = async_save(
+            plain(self.value),
+            storage_writer=writer,
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+        )
+        future.result()
+
+    def save_in_pairs(self, name: str) -> None:
+        """Save two checkpoints at the same time, each by half of the ranks."""
+        self.value += 1.0
+        halves = [dist.new_group([first, first + 1]) for first in range(0, self.job.ranks, 2)]
+        mine = dist.get_rank() // 2
+        url = f"{self.url(name)}-{mine}"
+        writer = ResilientWriter(url, **self.job.options)
+        tensors = plain(self.value + mine)
+        save(tensors, storage_writer=writer, process_group=halves[mine])
+        reader = ResilientReader(url, process_group=halves[mine], **self.job.options)
+        found = plain(-1.0)
+        load(found, storage_reader=reader, process_group=halves[mine])
+        assert torch.equal(found["weight"], tensors["weight"])
+
+    def save_by_itself(self, name: str) -> None:
+        """Save and load on each rank alone, although there is a group."""
+        url = f"{self.url(name)}-{dist.get_rank()}"
+        tensors = plain(7.0 + dist.get_rank())
+        save(tensors, storage_writer=ResilientWriter(url, **self.job.options), no_dist=True)
+        found = plain(-1.0)
+        reader = ResilientReader(url, **{**self.job.options, "joint": False})
+        load(found, storage_reader=reader, no_dist=True)
+        assert torch.equal(found["weight"], tensors["weight"])
 
     def load(self, name: str) -> list[Any]:
         """Load, and tell what is there then, also where that fails."""

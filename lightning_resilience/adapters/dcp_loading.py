@@ -179,7 +179,10 @@ class ShardFetch(Work):
         place = self.storage.place(f"{self.url}/{name}")
         if place.store.is_local:
             path = Path(place.path)
-            return path.stat().st_size, digest_of_file(path, token)
+            # Without a manifest it is known to be there, and nothing else can be.
+            is_known = self._manifest is not None
+            digest = digest_of_file(path, token) if is_known else ""
+            return path.stat().st_size, digest
         # Under a name of the attempt's own: one that was abandoned may still be writing.
         arriving = own_path(self.storage, self._nonce)
         try:

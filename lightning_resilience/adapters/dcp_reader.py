@@ -157,6 +157,7 @@ class ResilientReader(StorageReader):
         """Begin another load, from another directory where one is named."""
         if checkpoint_id:
             self._url = check_directory(checkpoint_id)
+        self._leave()
         self._begin()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -166,6 +167,8 @@ class ResilientReader(StorageReader):
             SharedFailure: In place of what all ranks raise.
         """
         del args, kwargs
+        # Of a load that has ended between the metadata and the data.
+        self._leave()
         try:
             metadata: Metadata = self._together(self._read_metadata)
         except BaseException as error:

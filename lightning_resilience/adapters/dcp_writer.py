@@ -181,6 +181,7 @@ class ResilientWriter(StorageWriter):
         """Begin another save, to another directory where one is named."""
         if checkpoint_id:
             self._url = check_directory(checkpoint_id)
+        self._leave()
         self._begin()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001 - torch's signature
@@ -191,6 +192,7 @@ class ResilientWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Add to the plan where this rank could go on."""
+        self._leave()
         self._seat = seat(self._options)
         return dataclasses.replace(plan, storage_data=self._seat.offer)
 
@@ -213,7 +215,7 @@ class ResilientWriter(StorageWriter):
             BaseException: What this rank has met, where it is the only one.
         """
         terms: Terms = plan.storage_data
-        at = self._seat or seat(self._options)
+        at = self._seat = self._seat or seat(self._options)
         try:
             mine = self._save(at.take(terms), plan, planner)
         except BaseException as error:
@@ -221,8 +223,7 @@ class ResilientWriter(StorageWriter):
                 raise SharedFailure(error) from error
             raise
         finally:
-            self._seat = None
-            at.leave()
+            self._leave()
         done: Future[list[WriteResult]] = Future()
         done.set_result(results_of(mine.entries))
         return done
@@ -259,6 +260,12 @@ class ResilientWriter(StorageWriter):
         return True
 
     # Inside ---------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        # Also after a save that has ended between the plan and the data.
+        at, self._seat = self._seat, None
+        if at is not None:
+            at.leave()
 
     def _save(self, session: DcpSession, plan: SavePlan, planner: SavePlanner) -> Portion:
         nonce, is_first = session.driver.dice.nonce, session.member.rank == 0

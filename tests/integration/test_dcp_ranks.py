@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import lightning_job
-from tests.dcp_job import DcpJob, run_rank
+from tests.dcp_job import JOINT, OPTIONS, RETRY, DcpJob, run_rank
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import store_server
 
@@ -59,9 +59,9 @@ def start(warm_python: WarmPython, tmp_path: Path) -> Iterator[Callable[..., Run
         yield start_job
 
 
-def rows(running: Running) -> list[list[dict[str, Any]]]:
+def rows(running: Running, *, within_s: float = HANG_S) -> list[list[dict[str, Any]]]:
     """Return what each rank has told of each step, once all have ended."""
-    reports = running.wait(HANG_S)
+    reports = running.wait(within_s)
     assert [report["code"] for report in reports] == [0] * len(reports), running.told()
     return [report["steps"] for report in reports]
 
@@ -287,3 +287,70 @@ def test_object_storage_is_saved_to_and_loaded_from(
     )
 
     assert values_of(told, 1) == expected(1.0)
+
+
+def test_a_save_in_a_process_is_joint_as_well(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    """The writer travels there; the error is the same on all ranks, and the next save succeeds."""
+    rule = Rule(operations=("put_file",), name="new/__1_", error="denied", last=1)
+
+    told = rows(
+        start(("save_in_process", "new"), ("save_in_process", "new"), rules=(rule,)),
+        within_s=150.0,
+    )
+
+    assert [(each[0]["error"], each[0]["first_rank"]) for each in told] == [("JointError", 1)] * 2
+    assert [each[1].get("error") for each in told] == [None] * 2
+    assert (tmp_path / "checkpoints" / ".resilience" / "new.json").exists()
+
+
+def test_groups_of_ranks_save_at_the_same_time(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    """Each pair agrees among itself, and neither waits for the other."""
+    told = rows(start(("save_in_pairs", "new"), ("save_in_pairs", "next"), ranks=4))
+
+    assert [row.get("error") for each in told for row in each] == [None] * 8
+    names = {path.stem for path in (tmp_path / "checkpoints" / ".resilience").glob("*.json")}
+    assert names == {"new-0", "new-1", "next-0", "next-1"}
+
+
+def test_ranks_save_by_themselves_although_there_is_a_group(start: Callable[..., Running]) -> None:
+    """With ``no_dist`` each rank has a checkpoint of its own, and waits for nobody."""
+    told = rows(start(("save_by_itself", "own"), ("save", "new"), ("load", "new")))
+
+    assert [each[0].get("error") for each in told] == [None] * 2
+    assert values_of(told, 2) == expected(1.0)
+
+
+def test_one_rank_asks_whether_there_is_a_checkpoint(start: Callable[..., Running]) -> None:
+    """Of four ranks one looks for the manifest and the files; all read the metadata."""
+    running = start(("save", "new"), ("load", "new"), ranks=4)
+    told = rows(running)
+
+    assert values_of(told, 1) == expected(1.0)
+    looked = running.plan.calls("info", name="new/.metadata")
+    asked_by = [call["rank"] for call in running.plan.calls("manifest_open", name="new")]
+    assert asked_by == ["0"]
+    assert {call["rank"] for call in looked} == {"0"}
+    assert len(running.plan.calls("open", name="new/.metadata")) == 4
+
+
+def test_an_outage_that_outlasts_the_group_is_waited_out(start: Callable[..., Running]) -> None:
+    """No rank is in a collective meanwhile, so the group's timeout does not run."""
+    rule = Rule(operations=("put_file",), name="/new/", error="reset", lasting_s=9.0)
+    options = {**OPTIONS, "joint": {**JOINT, "joint_timeout_s": 4.5}}
+
+    told = rows(
+        start(
+            ("save", "new"),
+            ("load", "new"),
+            rules=(rule,),
+            group_timeout_s=6.0,
+            options={**options, "retry": {**RETRY, "deadline_s": 40.0}},
+        )
+    )
+
+    assert values_of(told, 1) == expected(1.0)
+    assert min(each[0]["elapsed_s"] for each in told) > 6.0
