@@ -9,6 +9,7 @@ checkpoint's name only where every shard of every rank is there.
 from __future__ import annotations
 
 import contextlib
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -216,7 +217,7 @@ def test_a_rank_that_is_killed_while_it_writes_is_named(
     reports = running.wait(HANG_S)
 
     other = reports[1 - rank]["steps"][0]
-    assert reports[rank]["code"] == -9
+    assert reports[rank]["code"] == -signal.SIGKILL
     assert (other["error"], other["first_rank"]) == ("JointError", rank)
     assert f"rank {rank}" in other["text"]
     assert not (tmp_path / "checkpoints" / "new" / ".metadata").exists()
@@ -354,3 +355,31 @@ def test_an_outage_that_outlasts_the_group_is_waited_out(start: Callable[..., Ru
 
     assert values_of(told, 1) == expected(1.0)
     assert min(each[0]["elapsed_s"] for each in told) > 6.0
+
+
+def test_a_rank_that_is_interrupted_tells_the_others(start: Callable[..., Running]) -> None:
+    """It goes on being interrupted, and the other does not wait for it in a collective."""
+    rule = Rule(operations=("put_file",), name="new/__1_", hang=True)
+    running = start(("save", "new"), rules=(rule,), group_timeout_s=600.0)
+    running.until(
+        lambda: bool(running.plan.calls("put_file", name="new/__1_")), what="rank 1 publishes"
+    )
+
+    running.ranks[1].signal(signal.SIGINT)
+    told = rows(running)
+
+    assert told[1][0]["error"] == "KeyboardInterrupt"
+    assert (told[0][0]["error"], told[0][0]["first_rank"]) == ("JointError", 1)
+    assert "cancelled" in told[0][0]["text"]
+
+
+def test_a_rank_that_is_killed_while_it_reads_is_named(start: Callable[..., Running]) -> None:
+    """The other has loaded nothing, and ends long before the group's timeout."""
+    rule = Rule(operations=("open",), name="new/__1_", rank=1, kill=True)
+    running = start(("save", "new"), ("load", "new"), rules=(rule,), group_timeout_s=600.0)
+
+    reports = running.wait(HANG_S)
+
+    other = reports[0]["steps"][1]
+    assert reports[1]["code"] == -signal.SIGKILL
+    assert (other["error"], other["first_rank"]) == ("JointError", 1)
