@@ -33,8 +33,8 @@ from lightning_resilience.adapters.dcp_loading import (
 from lightning_resilience.adapters.dcp_options import check_dcp_options, check_directory
 from lightning_resilience.adapters.dcp_plain import take_over_reading
 from lightning_resilience.adapters.dcp_session import Seat, seat
+from lightning_resilience.adapters.dcp_thread import CallersThread
 from lightning_resilience.adapters.dcp_verdict import SharedFailure
-from lightning_resilience.adapters.lightning.alone import adopt_device
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.config import refuse_unknown
 from lightning_resilience.core.meeting import agree
@@ -256,14 +256,14 @@ class ResilientReader(StorageReader):
         names = {storage_data[item.storage_index].relative_path for item in plan.items}
         nonce = session.driver.dice.nonce
         shards = ShardFetch(storage, url, names, manifest=self._manifest, nonce=nonce)
-        adopt = adopt_device()
+        caller = CallersThread()
 
         def make_tensors(token: CancelToken) -> str:
             token.raise_if_cancelled()
-            adopt()
             reader = FileSystemReader(shards.folder)
             reader.storage_data = storage_data
-            reader.read_data(plan, planner).wait()
+            with caller.taken_over():
+                reader.read_data(plan, planner).wait()
             return ""
 
         try:

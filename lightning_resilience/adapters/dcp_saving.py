@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 
+    from lightning_resilience.adapters.dcp_thread import CallersThread
     from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.core.manifest import Contents, Manifest, Origin
     from lightning_resilience.ports import CancelToken
@@ -117,7 +118,7 @@ class ShardWrite(_Staging):
         plan: What it writes.
         planner: Has the data.
         thread_count: How many files are written at once, ≥ 1.
-        adopt: Run in the thread that writes, to work on the caller's device.
+        caller: The thread that has called.
     """
 
     def __init__(  # noqa: PLR0913 - torch's two arguments besides
@@ -130,12 +131,12 @@ class ShardWrite(_Staging):
         plan: SavePlan,
         planner: SavePlanner,
         thread_count: int,
-        adopt: Callable[[], None],
+        caller: CallersThread,
     ) -> None:
         super().__init__(storage, url, nonce=nonce)
         self._rank = rank
         self._prefix = f"__{rank}_{nonce()}_"
-        self._adopt = adopt
+        self._caller = caller
         self._write = partial(stage_shards, plan=plan, planner=planner, thread_count=thread_count)
         self._results: Any = ()
         self._published: dict[str, tuple[int, str]] = {}
@@ -167,9 +168,9 @@ class ShardWrite(_Staging):
         return encode_portion(Portion(rank=self._rank, files=published, entries=entries))
 
     def _stage(self, token: CancelToken) -> StagedFiles:
-        self._adopt()
         files = self.files(token)
-        results = self._write(files, self._prefix)
+        with self._caller.taken_over():
+            results = self._write(files, self._prefix)
         token.raise_if_cancelled()
         self._results = results
         return files

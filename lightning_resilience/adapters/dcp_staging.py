@@ -14,7 +14,6 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed.checkpoint.filesystem import (
     FileSystemBase,
     FileSystemWriter,
@@ -136,9 +135,7 @@ def stage_shards(
     writer = _writer(files, prefix, thread_count=thread_count)
     plan = dataclasses.replace(plan, storage_data=_StoragePrefix(prefix))
     try:
-        # The caller's thread, which may have said so, is another one.
-        with torch.no_grad():
-            done: list[WriteResult] = writer.write_data(plan, planner).wait()
+        done: list[WriteResult] = writer.write_data(plan, planner).wait()
     except BaseException:
         files.discard()
         raise

@@ -31,9 +31,9 @@ from lightning_resilience.adapters.dcp_plain import take_over_writing
 from lightning_resilience.adapters.dcp_saving import Commit, ShardWrite
 from lightning_resilience.adapters.dcp_session import Seat, seat
 from lightning_resilience.adapters.dcp_staging import results_of
+from lightning_resilience.adapters.dcp_thread import CallersThread
 from lightning_resilience.adapters.dcp_verdict import SharedFailure
 from lightning_resilience.adapters.guard_options import check_travels
-from lightning_resilience.adapters.lightning.alone import adopt_device
 from lightning_resilience.adapters.lightning.commit import origin_of
 from lightning_resilience.adapters.lightning.sharded_save import raising
 from lightning_resilience.adapters.lightning.work import Asked
@@ -277,7 +277,7 @@ class ResilientWriter(StorageWriter):
             plan=plan,
             planner=planner,
             thread_count=self._thread_count,
-            adopt=adopt_device(),
+            caller=CallersThread(),
         )
         told: str = session.by_all("write", self._url, write)
         commit = self._commit(session, planner) if is_first else None

@@ -408,6 +408,27 @@ def test_a_writer_can_be_sent_to_another_process(tmp_path: Path) -> None:
     assert_same(loaded(ResilientReader(tmp_path / "a")), state(1.0))
 
 
+def test_a_state_of_inference_mode_is_loaded_into(tmp_path: Path) -> None:
+    """Where torch's own reader may write to such tensors, so may the thread that does it here."""
+    save(state(1.0), storage_writer=ResilientWriter(tmp_path / "a"))
+
+    with torch.inference_mode():
+        found = loaded(ResilientReader(tmp_path / "a"))
+
+    assert_same(found, state(1.0))
+
+
+def test_parameters_are_saved_and_loaded(tmp_path: Path) -> None:
+    """A leaf that wants gradients is written to, as by torch's own reader."""
+    layer, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    save({"layer": layer}, storage_writer=ResilientWriter(tmp_path / "a"))
+
+    load({"layer": other}, storage_reader=ResilientReader(tmp_path / "a"))
+
+    assert torch.equal(layer.weight, other.weight)
+    assert other.weight.requires_grad
+
+
 def test_a_shared_failure_cannot_be_gathered() -> None:
     """Pickled, it raises what it carries."""
     error = JointError("all of us", first_rank=1)
