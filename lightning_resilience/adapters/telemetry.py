@@ -33,9 +33,16 @@ __all__ = ["LoggingSink", "audible", "describe"]
 
 _log = logging.getLogger("lightning_resilience")
 
+_SHOWN = 200
+
 
 def _seconds(value: float | None) -> str:
     return "never by itself" if value is None else f"in {value:.1f} s"
+
+
+def _beginning(text: str) -> str:
+    # What ranks tell each other of a sharded checkpoint is no line for people.
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} letters)"
 
 
 _TEXTS: dict[type, Callable[[Any], str]] = {
@@ -116,7 +123,7 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     ev.VerdictReached: lambda e: (
         f"{e.op} {e.seq} ended after {e.elapsed_s:.2f} s for all ranks: {e.outcome}"
         + (f", first on rank {e.first_rank}" if e.first_rank is not None else "")
-        + (f": {e.detail}" if e.detail else "")
+        + (f": {_beginning(e.detail)}" if e.detail else "")
     ),
     ev.RanksLost: lambda e: (
         f"{e.op} {e.seq}: no sign of life from rank {', '.join(map(str, e.ranks))} for "
