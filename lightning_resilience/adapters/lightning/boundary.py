@@ -68,6 +68,8 @@ class Boundary:
     def __init__(
         self, trainer: Any, session: Session, *, termination: Termination, patches: Patches
     ) -> None:
+        self.look: Callable[[], None] | None = None
+        """What looks, before every step but without a request, whether to ask for anything."""
         self._trainer = trainer
         self._member = session.member
         self._driver = session.driver
@@ -149,6 +151,8 @@ class Boundary:
 
     def _before_step(self, inner: Callable[..., Any], *args: Any) -> Any:
         # One rank: nobody to agree with.
+        if self.look is not None:
+            self.look()
         if self._is_wanted():
             record = self._wanted()
             if record is not None and self._is_time(record):
@@ -156,6 +160,8 @@ class Boundary:
         return inner(*args)
 
     def _in_broadcast(self, inner: Callable[[], None]) -> None:
+        if self.look is not None:
+            self.look()
         raises = self._is_wanted() and self._prepare()
         # Lightning's own handler, which would set this too, is not installed.
         self._connector.received_sigterm = raises
@@ -170,6 +176,8 @@ class Boundary:
         self._take()
 
     def _before_some_steps(self, inner: Callable[..., Any], *args: Any) -> Any:
+        if self.look is not None:
+            self.look()
         step, self._steps = self._steps, self._steps + 1
         if looks(step):
             raises = self._is_wanted() and self._prepare()

@@ -55,6 +55,7 @@ _STEP_HOOKS: Final = (
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
+    "on_train_batch_end",
 )
 
 
