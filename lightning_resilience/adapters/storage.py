@@ -22,11 +22,11 @@ from lightning_resilience.adapters.private_filesystem import (
     private_filesystem,
     renew_client,
 )
-from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
+from lightning_resilience.adapters.small_objects import check_size, put
+from lightning_resilience.adapters.staging import mount_point_by_name
 from lightning_resilience.core.landings import patience_s
 from lightning_resilience.core.manifest import DIRECTORY, manifest_path
 from lightning_resilience.core.retry import RetryPolicy
-from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
@@ -248,18 +248,12 @@ def probe_by_writing(place: Place, nonce: str, token: CancelToken) -> None:
         Exception: What the storage raised.
     """
     data = nonce.encode()
-    staged_path = place.store.staging_path(place.path, nonce)
     try:
-        staged = stage(lambda file: file.write(data), staged_path, token)
-        place.store.publish(staged.path, place.path, token)
-        found = place.store.size(place.path)
-        if found != staged.size_bytes:
-            message = f"a probe of {staged.size_bytes} bytes was written, {found} bytes are there"
-            raise CheckpointError(message)
+        put(place.store, place.path, data, nonce=nonce, token=token)
+        check_size(place.store, place.path, len(data))
         token.raise_if_cancelled()
         place.store.remove(place.path)
     finally:
-        discard(staged_path)
         if place.store.is_local:
             probes = Path(place.path).parent
             _remove_if_empty(probes, probes.parent)

@@ -186,7 +186,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._patches = Patches()
         self._termination: Termination | None = None
         self._boundary: Boundary | None = None
-        self._pausing: Pausing | None = None
         self._is_failing = False
         self._audible = contextlib.ExitStack()
         self._reports: dict[str, BreakerReport] = {}
@@ -199,7 +198,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             "_patches",
             "_termination",
             "_boundary",
-            "_pausing",
             "_audible",
         )
         return {name: value for name, value in vars(self).items() if name not in running}
@@ -260,11 +258,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             failing.leave(exception)
         if self._termination is not None:
             self._termination.acknowledge()
-
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Ask for a pause, where it is time to look and something is ill."""
-        if self._pausing is not None:
-            self._pausing.after_step()
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         """Leave in time, where this process was told to stop or another rank has left.
@@ -346,8 +339,10 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if session.background is not None:
             session.background.report_at(self._boundary)
         every = steps(self._joint.pause_training)
-        self._pausing = Pausing(trainer, session, ask=self._boundary.ask, every=every)
-        self._boundary.on(AgendaKind.PAUSE, self._pausing)
+        pausing = Pausing(trainer, session, ask=self._boundary.ask, every=every)
+        self._boundary.on(AgendaKind.PAUSE, pausing)
+        if every:
+            self._boundary.look = pausing.before_step
         for name in idle_hooks(self):
             patches.replace(self, name, None)
 
@@ -355,7 +350,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         session, self._session = self._session, None
         boundary, self._boundary = self._boundary, None
         termination, self._termination = self._termination, None
-        self._pausing = None
         self._patches.undo()
         if boundary is not None:
             boundary.close()

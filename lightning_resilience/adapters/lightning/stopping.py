@@ -96,7 +96,11 @@ class Stopping:
         raise sigterm_exception(self._trainer)
 
     def _save_or_leave(self, record: AgendaRecord) -> None:
-        if self._is_requeued(record):
+        if self._trainer.sanity_checking:
+            _log.info("no checkpoint is saved: this fit has not made a step.")
+            if self._is_requeued(record):
+                self._requeue()
+        elif self._is_requeued(record):
             self._save_and_requeue(record)
         elif record.saves:
             self._save()
