@@ -254,12 +254,12 @@ class NodeFile:
         watch = Watch(since_s=clock.now_s())
         while True:
             token.raise_if_cancelled()
-            refusal = self._refusal()
-            is_there = self._is_there()
+            is_there, refusal = self._is_there(), self._refusal()
+            is_settled = is_there or refusal is not None
             step = next_step(
                 is_there=is_there,
                 is_refused=refusal is not None,
-                has_lock=not is_there and lock.take(),
+                has_lock=not is_settled and lock.take(),
                 silent_s=watch.silent_s(clock.now_s()),
                 patience_s=self._patience_s,
             )

@@ -49,6 +49,7 @@ __all__ = [
     "is_usable",
     "may_map",
     "next_step",
+    "pages_of",
     "to_remove",
     "watched",
 ]
@@ -83,6 +84,31 @@ def may_map(*, kind: str, is_plain: bool, is_let_go: bool) -> bool:
         is_let_go: Whether what is mapped is copied before training goes on.
     """
     return is_let_go and is_plain and not is_copied(kind)
+
+
+def pages_of(
+    place: tuple[int, int], *, used: Iterable[tuple[int, int]], page_bytes: int
+) -> list[tuple[int, int]]:
+    """Return the pages of a map of which something is in use, as few runs of them as there are.
+
+    Args:
+        place: Where the map begins and ends, on boundaries of pages.
+        used: Where what is in use begins and ends; some of it elsewhere, and some of it empty.
+        page_bytes: Length of a page.
+
+    Returns:
+        Where each run begins and ends, in their order.
+    """
+    runs: list[tuple[int, int]] = []
+    for first, last in sorted(used):
+        start = max(place[0], first - first % page_bytes)
+        end = min(place[1], last + -last % page_bytes)
+        if first >= last or start >= end:
+            continue
+        if runs and start <= runs[-1][1]:
+            start, end = runs[-1][0], max(end, runs.pop()[1])
+        runs.append((start, end))
+    return runs
 
 
 def cache_key(url: str, *, expected: Inspection | None, common: str) -> str:

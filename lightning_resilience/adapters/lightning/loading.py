@@ -152,7 +152,7 @@ class TorchLoad(Work):
         """Load what is on this node."""
         token.raise_if_cancelled()
         path = str(value or self._path)
-        if self._mappings is not None and self._mappings.may_map(path):
+        if self._mappings is not None and self._mappings.may_map(path, self._options):
             return self._mappings.load(path, self._options)
         with Path(path).open("rb") as file:
             return _load(file, token, self._options)
