@@ -23,7 +23,6 @@ import gc
 import logging
 import mmap
 import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -39,7 +38,7 @@ from lightning_resilience.core.node_cache import may_map, pages_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from lightning_resilience.adapters.lightning.patches import Patches
 
@@ -54,7 +53,7 @@ _MAYMOVE, _FIXED = 1, 2
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 # It has no types.
-_weakly: Final[Callable[[Any], Any]] = StorageWeakRef
+_weakly: Final[Any] = StorageWeakRef
 
 _log = logging.getLogger(__name__)
 
