@@ -105,6 +105,10 @@ class Place:
     path: str
 
 
+def _in_spool(spool_directory: str) -> str:
+    return str(Path(spool_directory, "node-cache"))
+
+
 class Storage:
     """Clients of storage, by URL.
 
@@ -113,6 +117,7 @@ class Storage:
         spool: Makes the node's own directory for staged files, when it is first needed.
         run_id: Name of the run, for manifests.
         stall_timeout_s: When an attempt that shows no progress is abandoned, in seconds.
+        cache: Names the node's cache of checkpoints, given the spool directory; in that by default.
     """
 
     def __init__(
@@ -122,17 +127,25 @@ class Storage:
         spool: Callable[[], str],
         run_id: str = "",
         stall_timeout_s: float = _STALL_TIMEOUT_S,
+        cache: Callable[[str], str] = _in_spool,
     ) -> None:
         self.run_id = run_id
+        self.patience_s = patience_s(stall_timeout_s)
         self._stall_timeout_s = stall_timeout_s
         self._options = dict(options)
         self._spool = spool
+        self._cache = cache
         self._clients: dict[str, AbstractFileSystem] = {}
 
     @cached_property
     def spool_directory(self) -> str:
         """The node's own directory for staged files, made when it is first asked for."""
         return self._spool()
+
+    @property
+    def cache_directory(self) -> str:
+        """The node's cache of checkpoints; whoever uses it makes it."""
+        return self._cache(self.spool_directory)
 
     def with_options(self, options: Mapping[str, Any] | None) -> Storage:
         """Return clients for one call that brings options of its own; this where it has none."""
@@ -143,6 +156,7 @@ class Storage:
             spool=self._spool,
             run_id=self.run_id,
             stall_timeout_s=self._stall_timeout_s,
+            cache=self._cache,
         )
 
     def place(self, url: str) -> Place:
@@ -154,9 +168,7 @@ class Storage:
             self._clients[root] = fs
         path = str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec has no public name for it
         spool = "" if "file" in protocols(fs) else self.spool_directory
-        store = FsspecObjectStore(
-            fs, spool_directory=spool, patience_s=patience_s(self._stall_timeout_s)
-        )
+        store = FsspecObjectStore(fs, spool_directory=spool, patience_s=self.patience_s)
         return Place(store=store, fs=fs, path=path)
 
     def rebuild(self, url: str) -> None:

@@ -326,7 +326,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if saving is not Saving.RANK_ZERO:
             hook_sharded(strategy, session, patches, saving=saving)
         elif namespaces.loads_through_io(trainer):
-            hook_loads(strategy, session, patches)
+            hook_loads(trainer, session, patches)
         if session.failing is not None:
             hook_stage(trainer, session.failing, patches)
 

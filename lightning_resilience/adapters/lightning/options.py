@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.guard_options import OPTIONS, GuardOptions, guard_options
 from lightning_resilience.adapters.lightning.breakers import Policy
+from lightning_resilience.adapters.node_cache import beside_runs
 from lightning_resilience.adapters.staging import spool_directory
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.sweeping import swept_spool
@@ -71,6 +72,7 @@ class Options(GuardOptions):
             spool=partial(swept_spool, spool, nonce=nonce),
             run_id=run_id,
             stall_timeout_s=self.retry.stall_timeout_s,
+            cache=beside_runs,
         )
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
+from lightning_resilience.adapters.lightning.mappings import hook_mappings
 from lightning_resilience.adapters.lightning.namespaces import (
     innermost_wrapper,
     is_wrapping_io,
@@ -40,6 +41,7 @@ from lightning_resilience.core.spool import may_be_spooled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.lightning.mappings import Mappings
     from lightning_resilience.adapters.lightning.patches import Patches
     from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.adapters.lightning.work import Work
@@ -82,9 +84,10 @@ def hook_strategy(
     patches.replace(strategy, "teardown", torn_down)
 
 
-def hook_loads(strategy: Any, session: Session, patches: Patches) -> None:
+def hook_loads(trainer: Any, session: Session, patches: Patches) -> None:
     """Replace the strategy's method for loading, which every rank calls."""
-    patches.replace(strategy, "load_checkpoint", partial(_load, strategy, session))
+    strategy, mappings = trainer.strategy, hook_mappings(trainer, patches)
+    patches.replace(strategy, "load_checkpoint", partial(_load, strategy, session, mappings))
 
 
 def _in_order(first: Callable[[], None], then: Callable[[], None]) -> None:
@@ -162,8 +165,12 @@ def _waiting_for_room(session: Session, url: str, pass_on: Callable[[], Any]) ->
     return Asked(session.storage, url, hand_over)
 
 
-def _load(
-    strategy: Any, session: Session, checkpoint_path: str | os.PathLike[str], **options: Any
+def _load(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
+    strategy: Any,
+    session: Session,
+    mappings: Mappings,
+    checkpoint_path: str | os.PathLike[str],
+    **options: Any,
 ) -> Any:
     url = os.fspath(checkpoint_path)
     checkpoint_io = strategy.checkpoint_io
@@ -175,12 +182,16 @@ def _load(
         return session.hand_over("load", url, work, by_all=True)
     format_ = format_of(checkpoint_io)
     chosen = session.chosen
+    is_chosen = chosen is not None and chosen.path == url
     reading = format_.load(
         session.storage,
         url,
         nonce=session.driver.dice.nonce,
         options=options,
-        expected=chosen if chosen is not None and chosen.path == url else None,
+        expected=chosen if is_chosen else None,
+        common=f"{session.member.keys.incarnation}-{session.operations}",
+        # What is loaded at another time is not let go of.
+        mappings=mappings if is_chosen else None,
     )
     return session.load(url, reading)
 

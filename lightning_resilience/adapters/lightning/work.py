@@ -70,8 +70,16 @@ class Work(ABC):
         self.storage = storage
         self.url = url
 
+    @property
+    def needs_storage(self) -> bool:
+        """Whether the storage has to be asked, once this is prepared."""
+        return True
+
     def prepare(self, token: CancelToken) -> None:  # noqa: B027 - most have nothing to do
         """Do what comes before the attempts, once."""
+
+    def give_up(self) -> None:  # noqa: B027 - most keep nobody waiting
+        """Let others on this node try: no further attempt is made."""
 
     @abstractmethod
     def attempt(self, token: CancelToken) -> Any:
@@ -201,7 +209,13 @@ def carry_out(
         return (yield from guard(circuit, call, started_at_s))
     # These cannot mark their progress: they are somebody else's code.
     yield Call(work.prepare, timeout_s=call.policy.deadline_s)
-    done = yield from guard(circuit, call, started_at_s)
+    done = Guarded(value=None, attempts=0, elapsed_s=0.0)
+    if work.needs_storage:
+        try:
+            done = yield from guard(circuit, call, started_at_s)
+        except BaseException:
+            work.give_up()
+            raise
     value = yield Call(partial(work.finish, done.value), timeout_s=call.policy.deadline_s)
     return replace(done, value=value)
 
