@@ -15,7 +15,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from lightning_resilience.core.evidence import redacted
-from lightning_resilience.core.landings import Request, blocks, refusal
+from lightning_resilience.core.landings import BEFORE_SENDING, Act, Request, blocks, refusal
 from lightning_resilience.errors import CheckpointError
 from lightning_resilience.runtime.calls import PIECE_S, Token
 from lightning_resilience.runtime.system import SystemClock
@@ -51,10 +51,11 @@ class Landing:
         Raises:
             CallTimeoutError: The caller has given up, so it must not be sent.
         """
-        # Order: said first, then asked. Whoever was abandoned before is stopped here, and whoever
-        # is abandoned after is seen to have sent.
-        self.is_sent = True
-        self.token.raise_if_cancelled()
+        for act in BEFORE_SENDING:
+            if act is Act.ASK:
+                self.token.raise_if_cancelled()
+            else:
+                self.is_sent = True
 
     def take_back(self) -> None:
         """Say that nothing of it was sent after all: it begins once more."""
@@ -99,9 +100,18 @@ def landing(key: str, token: CancelToken, *, patience_s: float) -> Iterator[Land
 
 
 @contextlib.contextmanager
-def removing(key: str, *, patience_s: float) -> Iterator[None]:
-    """Remove something; as ``landing`` otherwise."""
-    with _entered(Landing(key, Token(), is_removal=True), patience_s=patience_s):
+def removing(key: str, token: CancelToken | None = None, *, patience_s: float) -> Iterator[None]:
+    """Remove something; as ``landing`` otherwise.
+
+    Args:
+        key: The name that is removed.
+        token: Of the call; None for one that is not abandoned.
+        patience_s: For how long to wait, in seconds.
+    """
+    mine = Landing(key, token or Token(), is_removal=True)
+    with _entered(mine, patience_s=patience_s) as entered:
+        # Whoever was abandoned while it waited would remove what its successor has written.
+        entered.send()
         yield
 
 

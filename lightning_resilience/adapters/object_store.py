@@ -153,9 +153,14 @@ class FsspecObjectStore:
         # A prefix of other objects' names is a directory to fsspec, and no object to the storage.
         return None if found is None or found["type"] == "directory" else int(found["size"])
 
-    def remove(self, path: str) -> None:
-        """Remove the file, or the directory with all that is in it. Absent is success."""
-        with removing(self._key(path), patience_s=self._patience_s):
+    def remove(self, path: str, token: CancelToken | None = None) -> None:
+        """Remove the file, or the directory with all that is in it. Absent is success.
+
+        Raises:
+            CallTimeoutError: The caller has given up; nothing is removed.
+            OSError: What the filesystem or the storage raised.
+        """
+        with removing(self._key(path), token, patience_s=self._patience_s):
             self._remove(path)
 
     def _remove(self, path: str) -> None:
@@ -175,9 +180,9 @@ class FsspecObjectStore:
                 raise
         self._fs.invalidate_cache(path)
 
-    def unlink(self, path: str) -> None:
-        """Remove one file in one request. Absent is success."""
-        with removing(self._key(path), patience_s=self._patience_s):
+    def unlink(self, path: str, token: CancelToken | None = None) -> None:
+        """Remove one file in one request; as ``remove`` otherwise."""
+        with removing(self._key(path), token, patience_s=self._patience_s):
             try:
                 self._unlink(path)
             except FileNotFoundError as error:

@@ -10,13 +10,14 @@ streamed into a staged file. A complete staged file is kept for the next attempt
 from __future__ import annotations
 
 import os
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 
 from lightning_resilience.adapters.lightning.commit import Commit, origin_of
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.staging import Staged, discard, stage
+from lightning_resilience.core.pipeline import Progress, Step, carry_out, save
 from lightning_resilience.errors import CheckpointError
 
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["StagedSave"]
+__all__ = ["StagedSave", "verify_size"]
 
 
 class StagedSave(Work):
@@ -48,8 +49,7 @@ class StagedSave(Work):
         self.checkpoint = checkpoint
         self._nonce = nonce
         self._commit = Commit(origin_of(checkpoint, storage), nonce=nonce)
-        self._staged: Staged | None = None
-        self._verified: Staged | None = None
+        self._known: Progress[Staged] = Progress()
         self._names: list[str] = []
 
     def attempt(self, token: CancelToken) -> Staged:
@@ -60,31 +60,22 @@ class StagedSave(Work):
             OSError: What the filesystem or the storage raised.
         """
         place = self.storage.place(self.url)
-        verified = self._verified or self._publish(place, token)
-        # One that was abandoned says nothing to its successor, which publishes anew.
-        token.raise_if_cancelled()
-        self._verified = verified
-        self._commit.end(place, {"": (verified.size_bytes, verified.digest)}, token)
-        return verified
+        steps = save(self._known, keeps_staged=not place.store.is_local)
+        return carry_out(steps, self._hands(place, token))
 
-    def _publish(self, place: Place, token: CancelToken) -> Staged:
-        staged = self._staged or self._stage(place, token)
-        # A rename uses the staged file up, so it is not there for another attempt.
-        self._staged = None if place.store.is_local else staged
-        try:
-            self._commit.begin(place, token)
-            place.store.publish(staged.path, place.path, token)
-        except BaseException:
-            if place.store.is_local:
-                # One copy of a large checkpoint for each attempt would fill the disk.
-                discard(staged.path)
-            raise
-        found = place.store.size(place.path)
-        if found != staged.size_bytes:
-            there = "nothing is there" if found is None else f"{found} bytes are there"
-            message = f"{staged.size_bytes} bytes were written to {place.path}, but {there}"
-            raise CheckpointError(message)
-        return staged
+    def _hands(self, place: Place, token: CancelToken) -> dict[Step, Callable[[Any], object]]:
+        commit = self._commit
+        return {
+            Step.ASK: lambda _: token.raise_if_cancelled(),
+            Step.STAGE: lambda _: self._stage(place, token),
+            Step.UNMARK: lambda _: commit.begin(place, token),
+            Step.PUBLISH: lambda staged: place.store.publish(staged.path, place.path, token),
+            Step.DISCARD: lambda staged: discard(staged.path),
+            Step.VERIFY: lambda staged: verify_size(place, staged),
+            Step.MARK: lambda staged: commit.end(
+                place, {"": (staged.size_bytes, staged.digest)}, token
+            ),
+        }
 
     def spool(self, path: str, token: CancelToken) -> Staged:
         """Write the checkpoint to ``path`` on this node, whole; storage is asked nothing.
@@ -92,7 +83,7 @@ class StagedSave(Work):
         Raises:
             OSError: What the node's filesystem raised.
         """
-        staged, self._staged = self._staged, None
+        staged, self._known.staged = self._known.staged, None
         if staged is None or staged.path not in self._names:
             return stage(self._write, path, token)
         os.replace(staged.path, path)  # noqa: PTH105 - both are names, and no paths of anybody's
@@ -113,3 +104,21 @@ class StagedSave(Work):
         """Remove all staged files of the spool directory."""
         for name in self._names:
             discard(name)
+
+
+def verify_size(place: Place, staged: Staged) -> None:
+    """Refuse what was published where the storage reports another size.
+
+    Args:
+        place: Where it is.
+        staged: What was published.
+
+    Raises:
+        CheckpointError: It is longer or shorter, or nothing is there.
+        OSError: What the filesystem or the storage raised.
+    """
+    found = place.store.size(place.path)
+    if found != staged.size_bytes:
+        there = "nothing is there" if found is None else f"{found} bytes are there"
+        message = f"{staged.size_bytes} bytes were written to {place.path}, but {there}"
+        raise CheckpointError(message)
