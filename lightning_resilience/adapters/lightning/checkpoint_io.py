@@ -22,6 +22,7 @@ from lightning_resilience.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.s3_upload import PartedUpload
     from lightning_resilience.adapters.staging import StagedWriter
     from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.ports import CancelToken
@@ -67,12 +68,33 @@ class StagedSave(Work):
         return verified
 
     def _publish(self, place: Place, token: CancelToken) -> Staged:
-        staged = self._staged or self._stage(place, token)
-        # A rename uses the staged file up, so it is not there for another attempt.
-        self._staged = None if place.store.is_local else staged
+        if self._staged is not None:
+            return self._send(place, self._staged, token)
+        name = self._name(place)
+        expected_bytes = _tensor_bytes(self._checkpoint)
+        sending = place.store.upload(name, place.path, token, expected_bytes=expected_bytes)
+        with sending as upload:
+            staged = stage(
+                *(self._write, name, token),
+                # What is sent from here on goes with this process.
+                durable=place.store.is_local,
+                on_growth=None if upload is None else upload.grow,
+            )
+            # A rename uses the staged file up, so it is not there for another attempt.
+            self._staged = None if place.store.is_local else staged
+            return self._send(place, staged, token, upload=upload)
+
+    def _send(
+        self,
+        place: Place,
+        staged: Staged,
+        token: CancelToken,
+        *,
+        upload: PartedUpload | None = None,
+    ) -> Staged:
         try:
             self._commit.begin(place, token)
-            place.store.publish(staged.path, place.path, token)
+            place.store.publish(staged.path, place.path, token, upload=upload)
         except BaseException:
             if place.store.is_local:
                 # One copy of a large checkpoint for each attempt would fill the disk.
@@ -85,13 +107,13 @@ class StagedSave(Work):
             raise CheckpointError(message)
         return staged
 
-    def _stage(self, place: Place, token: CancelToken) -> Staged:
+    def _name(self, place: Place) -> str:
         name = place.store.staging_path(place.path, self._nonce())
         if not place.store.is_local:
             # Beside a local target the attempt itself leaves nothing, whatever its end; to ask that
             # filesystem again, on the caller's thread, might never return.
             self._names.append(name)
-        return stage(self._write, name, token)
+        return name
 
     def _write(self, file: StagedWriter) -> None:
         torch.save(self._checkpoint, cast("IO[bytes]", file))
@@ -100,3 +122,18 @@ class StagedSave(Work):
         """Remove all staged files of the spool directory."""
         for name in self._names:
             discard(name)
+
+
+def _tensor_bytes(checkpoint: object) -> int:
+    """Return about how long the file will be: the bytes of all tensors in its containers."""
+    size_bytes = 0
+    seen: set[int] = set()
+    left = [checkpoint]
+    while left:
+        value = left.pop()
+        if isinstance(value, torch.Tensor):
+            size_bytes += value.element_size() * value.numel()
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            left.extend(value.values() if isinstance(value, dict) else value)
+    return size_bytes
