@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
 HANG_S = 50.0
+KEYS_OF_A_BATCH = 130
+"""What two ranks have in the store before keys are removed, which is done for 16 operations."""
 
 
 @pytest.fixture
@@ -383,3 +385,11 @@ def test_a_rank_that_is_killed_while_it_reads_is_named(start: Callable[..., Runn
     other = reports[0]["steps"][1]
     assert reports[1]["code"] == -signal.SIGKILL
     assert (other["error"], other["first_rank"]) == ("JointError", 1)
+
+
+def test_any_number_of_saves_leaves_few_keys(start: Callable[..., Running], tmp_path: Path) -> None:
+    """A writer for each save is no start anew: what nobody reads again is removed."""
+    told = rows(start(*[("save_often", "same")] * 4, folder=str(tmp_path / "checkpoints")))
+
+    numbers = [row["value"] for row in told[0]]
+    assert max(numbers) <= KEYS_OF_A_BATCH
