@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -139,6 +139,11 @@ class Rank:
 
     def save_in_process(self, name: str) -> None:
         """Save in the background, in a process of its own."""
+        # Releases before 2.7 save in threads only.
+        from torch.distributed.checkpoint.state_dict_saver import (  # noqa: PLC0415
+            AsyncCheckpointerType,
+        )
+
         self.value += 1.0
         writer = TravellingWriter(self.url(name), **self.job.options)
         future: Any = async_save(
