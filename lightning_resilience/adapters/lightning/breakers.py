@@ -165,14 +165,23 @@ class Breakers:
         persistence = Persistence(op=op, patience_s=member.store_patience_s, error=unavailable)
         return self._driver.run(with_persistence(protocol, persistence))
 
-    def patience(self, url: str, kind: str, storage: Storage) -> Patience:
-        """Return how to wait for the storage of ``url``, and how to find out that it is well."""
+    def patience(
+        self, url: str, kind: str, storage: Storage, *, on_outage: str | None = None
+    ) -> Patience:
+        """Return how to wait for the storage of ``url``, and how to find out that it is well.
+
+        Args:
+            url: Something in it.
+            kind: ``read`` or ``write``.
+            storage: Clients of storage.
+            on_outage: What is done while it is ill, None for what the member says.
+        """
         directory = parent_of(url)
         chunk = chunk_s(joint_timeout_s=self._member.timeout_s)
         return Patience(
             probe=self._probe(storage, directory, kind),
             classify=partial(self.policy.classify, reading=kind == "read"),
-            when_open="raise" if self._member.on_outage == "fail" else "wait",
+            when_open="raise" if (on_outage or self._member.on_outage) == "fail" else "wait",
             chunk_s=chunk,
             voice_s=VOICE_S if self._member.rank == 0 else chunk,
             spread_s=self._spread_s[kind],

@@ -128,7 +128,7 @@ def test_a_spool_that_cannot_be_swept_is_used_all_the_same(
 
     monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
 
-    assert swept_spool(lambda: str(run)) == str(run)
+    assert swept_spool(lambda: str(run), nonce=lambda: "n") == str(run)
 
     assert "was not removed" in caplog.text
 
@@ -137,7 +137,7 @@ def test_a_spool_is_swept_when_it_is_made(tmp_path: Path) -> None:
     """The first call that stages on the node cleans up behind its run's earlier starts."""
     old = make(tmp_path / "run-1" / staging_name("old"), days=2.0)
 
-    swept_spool(lambda: str(tmp_path / "run-1"))
+    swept_spool(lambda: str(tmp_path / "run-1"), nonce=lambda: "n")
 
     assert not old.exists()
 
