@@ -38,6 +38,7 @@ from lightning.pytorch import Callback
 
 from lightning_resilience.adapters import object_store
 from lightning_resilience.adapters.staging import is_staging_name
+from lightning_resilience.core.parts import Lengths
 from tests.lightning_job import Job, make_data, make_model, make_trainer
 from tests.s3_server import S3Server
 
@@ -324,8 +325,7 @@ def _train(bench: Bench, *callbacks: Callback, steps: int | None = None) -> Any:
     warnings.filterwarnings("ignore")
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
     if bench.parts:
-        object_store._PUT_OBJECT_BYTES_MAX = 1
-        object_store._PART_BYTES = 1024
+        object_store._S3_LENGTHS = Lengths(single_bytes=1, shortest_bytes=1024, longest_bytes=1024)
     torch.manual_seed(7)
     job = bench.job
     trainer = make_trainer(job)

@@ -130,7 +130,9 @@ class Seat:
             ),
             policy=options.policy,
             driver=connection.driver,
-            storage=options.storage(read_environment(), run_id=run_id),
+            storage=options.storage(
+                read_environment(), run_id=run_id, nonce=connection.driver.dice.nonce
+            ),
             hosts=connection.topology.hosts,
         )
 

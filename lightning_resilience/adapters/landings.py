@@ -14,8 +14,10 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from fsspec.callbacks import Callback
+
 from lightning_resilience.core.evidence import redacted
-from lightning_resilience.core.landings import Request, blocks, refusal
+from lightning_resilience.core.landings import BEFORE_SENDING, Act, Request, blocks, refusal
 from lightning_resilience.errors import CheckpointError
 from lightning_resilience.runtime.calls import PIECE_S, Token
 from lightning_resilience.runtime.system import SystemClock
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["Landing", "landing", "removing"]
+__all__ = ["Landing", "Progress", "landing", "removing"]
 
 
 class Landing:
@@ -51,10 +53,11 @@ class Landing:
         Raises:
             CallTimeoutError: The caller has given up, so it must not be sent.
         """
-        # Order: said first, then asked. Whoever was abandoned before is stopped here, and whoever
-        # is abandoned after is seen to have sent.
-        self.is_sent = True
-        self.token.raise_if_cancelled()
+        for act in BEFORE_SENDING:
+            if act is Act.ASK:
+                self.token.raise_if_cancelled()
+            else:
+                self.is_sent = True
 
     def take_back(self) -> None:
         """Say that nothing of it was sent after all: it begins once more."""
@@ -69,6 +72,29 @@ class Landing:
             is_sent=self.is_sent,
             is_abandoned=self.token.cancelled,
         )
+
+
+class Progress(Callback):  # type: ignore[misc] # fsspec has no types
+    """Passes progress of a foreign upload on, and breaks it off once the caller has given up.
+
+    Args:
+        landing: Of the upload.
+        size_bytes: Length of the file.
+    """
+
+    def __init__(self, landing: Landing, *, size_bytes: int) -> None:
+        super().__init__()
+        self._landing = landing
+        self._size_bytes = size_bytes
+
+    def relative_update(self, inc: int = 1) -> None:
+        """Say that so many more bytes were sent."""
+        super().relative_update(inc)
+        self._landing.token.progress()
+        if self.value >= self._size_bytes:
+            # What makes the object appear comes next.
+            self._landing.send()
+        self._landing.token.raise_if_cancelled()
 
 
 class _Pending:
@@ -99,9 +125,18 @@ def landing(key: str, token: CancelToken, *, patience_s: float) -> Iterator[Land
 
 
 @contextlib.contextmanager
-def removing(key: str, *, patience_s: float) -> Iterator[None]:
-    """Remove something; as ``landing`` otherwise."""
-    with _entered(Landing(key, Token(), is_removal=True), patience_s=patience_s):
+def removing(key: str, token: CancelToken | None = None, *, patience_s: float) -> Iterator[None]:
+    """Remove something; as ``landing`` otherwise.
+
+    Args:
+        key: The name that is removed.
+        token: Of the call; None for one that is not abandoned.
+        patience_s: For how long to wait, in seconds.
+    """
+    mine = Landing(key, token or Token(), is_removal=True)
+    with _entered(mine, patience_s=patience_s) as entered:
+        # Whoever was abandoned while it waited would remove what its successor has written.
+        entered.send()
         yield
 
 

@@ -76,7 +76,7 @@ def remove_manifest(place: Place, token: CancelToken) -> None:
     token.raise_if_cancelled()
     path = manifest_path(place.path)
     try:
-        place.store.unlink(path)
+        place.store.unlink(path, token)
     except Exception as error:
         if not _is_refused(error):
             raise

@@ -18,14 +18,15 @@ moved leaves at most its old manifest, which the next save of that name removes.
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.manifests import raw_manifest, remove_manifest
 from lightning_resilience.adapters.object_store import find_info, fsync_directory, list_files
 from lightning_resilience.adapters.small_objects import check_size, put
-from lightning_resilience.adapters.trees import put_in_place
+from lightning_resilience.adapters.trees import below, put_in_place
 from lightning_resilience.core.evidence import one_line, redacted
 from lightning_resilience.core.outcome import classify
+from lightning_resilience.core.pipeline import Step, carry_out, setting_aside
 from lightning_resilience.core.set_aside import (
     Moved,
     Note,
@@ -35,10 +36,11 @@ from lightning_resilience.core.set_aside import (
     mark_of,
     note_path,
 )
-from lightning_resilience.core.shards import removal_order
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
@@ -102,18 +104,23 @@ def _attempt(storage: Storage, token: CancelToken, *, damaged: Inspection, nonce
     url = damaged.path
     place = storage.place(url)
     aside = aside_path(place.path, damaged.mark)
-    if find_info(place.fs, place.path) is not None:
-        if identify(storage, url, token) != damaged.mark:
-            return Moved(path=url, problem="it was written again meanwhile")
-        _write_note(place, aside, damaged, nonce=nonce, token=token)
-        if place.store.is_local:
-            _rename(place, aside, token)
-        else:
-            _copy_and_remove(place, aside, token)
-    elif find_info(place.fs, aside) is None:
-        return Moved(path=url, problem="it is no longer there")
-    remove_manifest(place, token)
-    return Moved(path=url, to=aside_path(url, damaged.mark))
+    hands: dict[Step, Callable[[Any], object]] = {
+        Step.ASK: lambda _: token.raise_if_cancelled(),
+        Step.IS_THERE: lambda _: find_info(place.fs, place.path) is not None,
+        Step.IS_SAME: lambda _: identify(storage, url, token) == damaged.mark,
+        Step.IS_ASIDE: lambda _: find_info(place.fs, aside) is not None,
+        Step.NOTE: lambda _: _write_note(place, aside, damaged, nonce=nonce, token=token),
+        Step.MOVE: lambda _: _rename(place, aside, token),
+        Step.NAMES: lambda _: _names(place),
+        Step.COPY: lambda name: _copy(
+            place, below(place.path, name), below(aside, name), token=token
+        ),
+        Step.REMOVE_FILE: lambda name: _unlink(place, name, token),
+        Step.TIDY: lambda _: _tidy(place, token),
+        Step.UNMARK: lambda _: remove_manifest(place, token),
+    }
+    problem = carry_out(setting_aside(renames=place.store.is_local), hands)
+    return Moved(path=url, to="" if problem else aside_path(url, damaged.mark), problem=problem)
 
 
 def _write_note(
@@ -132,24 +139,25 @@ def _rename(place: Place, aside: str, token: CancelToken) -> None:
     fsync_directory(source.parent)
 
 
-def _copy_and_remove(place: Place, aside: str, token: CancelToken) -> None:
+def _names(place: Place) -> list[str]:
+    """Return the files of a directory by their paths below it; a file has the empty name."""
     found = find_info(place.fs, place.path)
     if found is None or found["type"] != "directory":
-        _copy(place, place.path, aside, token=token)
-        place.store.unlink(place.path)
-        place.fs.invalidate_cache(place.path)
-        return
-    root = place.path.rstrip("/")
-    names = list_files(place.fs, root)
-    for name in names:
-        _copy(place, f"{root}/{name}", f"{aside}/{name}", token=token)
-    # Order: all is copied; then what makes it look complete goes first. And only what was copied.
-    first = removal_order(names)
-    for name in (*first, *(name for name in names if name not in first)):
-        token.raise_if_cancelled()
-        place.store.unlink(f"{root}/{name}")
-    if find_info(place.fs, root) is not None and not list_files(place.fs, root):
-        place.store.remove(root)
+        return [""]
+    return list(list_files(place.fs, place.path))
+
+
+def _unlink(place: Place, name: str, token: CancelToken) -> None:
+    path = below(place.path, name)
+    place.store.unlink(path, token)
+    place.fs.invalidate_cache(path)
+
+
+def _tidy(place: Place, token: CancelToken) -> None:
+    found = find_info(place.fs, place.path)
+    # A directory may have a mark of its own, which is there although it is empty.
+    if found is not None and found["type"] == "directory" and not list_files(place.fs, place.path):
+        place.store.remove(place.path, token)
 
 
 def _copy(place: Place, source: str, target: str, *, token: CancelToken) -> None:

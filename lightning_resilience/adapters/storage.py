@@ -26,6 +26,7 @@ from lightning_resilience.adapters.small_objects import check_size, put
 from lightning_resilience.adapters.staging import mount_point_by_name
 from lightning_resilience.core.landings import patience_s
 from lightning_resilience.core.manifest import DIRECTORY, manifest_path
+from lightning_resilience.core.pipeline import Step, carry_out, removal
 from lightning_resilience.core.retry import RetryPolicy
 
 
@@ -226,12 +227,17 @@ class Storage:
 
     def remove(self, url: str, token: CancelToken) -> None:
         """Remove ``url``, its manifest first; absent is success."""
-        place = self.place(url)
-        remove_manifest(place, token)
-        token.raise_if_cancelled()
-        place.store.remove(place.path)
-        if place.store.is_local:
-            _remove_if_empty(Path(manifest_path(place.path)).parent)
+        carry_out(removal(), self.removing(self.place(url), token))
+
+    @staticmethod
+    def removing(place: Place, token: CancelToken) -> dict[Step, Callable[[Any], object]]:
+        """Return what carries out the steps of a removal."""
+        return {
+            Step.ASK: lambda _: token.raise_if_cancelled(),
+            Step.UNMARK: lambda _: remove_manifest(place, token),
+            Step.REMOVE: lambda _: place.store.remove(place.path, token),
+            Step.TIDY: lambda _: _tidy(place),
+        }
 
     def probe_read(self, directory: str, token: CancelToken) -> None:
         """Ask the storage about ``directory``, past every cache; any answer will do."""
@@ -269,6 +275,11 @@ def probe_by_writing(place: Place, nonce: str, token: CancelToken) -> None:
         if place.store.is_local:
             probes = Path(place.path).parent
             _remove_if_empty(probes, probes.parent)
+
+
+def _tidy(place: Place) -> None:
+    if place.store.is_local:
+        _remove_if_empty(Path(manifest_path(place.path)).parent)
 
 
 def _remove_if_empty(*directories: Path) -> None:

@@ -37,13 +37,17 @@ import xxhash
 from lightning_resilience.adapters.object_store import find_info, fsync_directory, list_files
 from lightning_resilience.adapters.staging import discard, stage
 from lightning_resilience.core.manifest import digest_of
+from lightning_resilience.core.pipeline import Sent, Step, carry_out, publication
 from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning_resilience.adapters.staging import StagedWriter
     from lightning_resilience.adapters.storage import Place
     from lightning_resilience.core.manifest import Contents
+    from lightning_resilience.core.pipeline import Steps
     from lightning_resilience.ports import CancelToken
 
 
@@ -51,6 +55,7 @@ __all__ = [
     "PIECE_BYTES",
     "Publication",
     "Tree",
+    "below",
     "digest_of_file",
     "digest_of_open",
     "fetch",
@@ -167,8 +172,7 @@ class Publication:
 
     tree: Tree
     aside: str
-    _published: set[str] = field(default_factory=set)
-    _is_cleared: bool = False
+    _sent: Sent = field(default_factory=Sent)
 
     def attempt(self, place: Place, token: CancelToken) -> Tree:
         """Publish the tree under ``place``, and verify every size.
@@ -177,28 +181,35 @@ class Publication:
             CheckpointError: The storage reports another size than was written, or nothing.
             OSError: What the filesystem or the storage raised.
         """
-        if place.store.is_local:
-            put_in_place(self.tree.path, place, aside=self.aside, token=token)
-        for name in self.tree.contents:
-            if name not in self._published:
-                self._publish(name, place, token)
-                self._published.add(name)
+        carry_out(self.steps(place), self.hands(place, token))
         return self.tree
 
-    def _publish(self, name: str, place: Place, token: CancelToken) -> None:
-        path = f"{place.path}/{name}" if name else place.path
-        if not place.store.is_local:
-            self._clear(name, place, token)
-            source = str(Path(self.tree.path, name)) if name else self.tree.path
-            place.store.publish(source, path, token)
-        _verify(place, path, self.tree.contents[name][0])
+    def steps(self, place: Place) -> Steps[None]:
+        """Return what publishes the tree under ``place``."""
+        return publication(self._sent, self.tree.contents, renames=place.store.is_local)
 
-    def _clear(self, name: str, place: Place, token: CancelToken) -> None:
-        # A file replaces a file at once. A directory must not become a mixture of two.
-        if name and not self._is_cleared:
-            token.raise_if_cancelled()
-            place.store.remove(place.path)
-            self._is_cleared = True
+    def hands(self, place: Place, token: CancelToken) -> dict[Step, Callable[[Any], object]]:
+        """Return what carries these steps out."""
+        return {
+            Step.ASK: lambda _: token.raise_if_cancelled(),
+            Step.CLEAR: lambda _: place.store.remove(place.path, token),
+            Step.PUBLISH: lambda name: self._publish(name, place, token),
+            Step.VERIFY: lambda name: _verify(
+                place, below(place.path, name), self.tree.contents[name][0]
+            ),
+        }
+
+    def _publish(self, name: str, place: Place, token: CancelToken) -> None:
+        if place.store.is_local:
+            put_in_place(self.tree.path, place, aside=self.aside, token=token)
+            return
+        source = str(Path(self.tree.path, name)) if name else self.tree.path
+        place.store.publish(source, below(place.path, name), token)
+
+
+def below(path: str, name: str) -> str:
+    """Return where a file of a tree is; the tree itself has the empty name."""
+    return f"{path.rstrip('/')}/{name}" if name else path
 
 
 def put_in_place(source: str, place: Place, *, aside: str, token: CancelToken) -> None:

@@ -23,10 +23,25 @@ earlier call does, whatever came of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 
-__all__ = ["Request", "blocks", "patience_s", "refusal"]
+__all__ = ["BEFORE_SENDING", "Act", "Request", "blocks", "patience_s", "refusal"]
+
+
+class Act(str, Enum):
+    """What a caller does about a request of its own."""
+
+    SAY = "say"
+    """Say that from here on it may be carried out."""
+    ASK = "ask"
+    """Ask its token whether it was abandoned, and send nothing then."""
+
+
+BEFORE_SENDING: Final = (Act.SAY, Act.ASK)
+"""What comes between the wait for earlier requests and the sending, in this order: whoever was
+abandoned before is stopped, and whoever is abandoned after is seen to have sent."""
 
 # A wait that took all of it would be taken for a stall, and would not be told from one.
 _SHARE_OF_STALL_TIMEOUT: Final = 0.5

@@ -249,10 +249,10 @@ def test_a_link_is_made_once_its_target_is_there(
     publish = FsspecObjectStore.publish
     ill_until_s = time.monotonic() + 3.0
 
-    def publish_if_well(self: Any, staged: str, path: str, token: Any) -> None:
+    def publish_if_well(self: Any, staged: str, path: str, token: Any, **how: Any) -> None:
         if "step=" in path and time.monotonic() < ill_until_s:
             raise ConnectionResetError(errno.ECONNRESET, "the file server is away")
-        publish(self, staged, path, token)
+        publish(self, staged, path, token, **how)
 
     monkeypatch.setattr(FsspecObjectStore, "publish", publish_if_well)
     job = replace(

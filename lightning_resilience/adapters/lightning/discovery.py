@@ -13,8 +13,6 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.sharded_work import look
 from lightning_resilience.adapters.listings import modified_s
@@ -24,14 +22,16 @@ from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.set_aside import identify
 from lightning_resilience.adapters.trees import digest_of_file
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.fallback import judging
 from lightning_resilience.core.manifest import difference
+from lightning_resilience.core.pipeline import Step, carry_out
 from lightning_resilience.core.resolution import Candidate, Found, Inspection, sort_names
 from lightning_resilience.core.shards import UNFINISHED, Form
 from lightning_resilience.errors import CorruptCheckpointError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.core.manifest import Manifest
@@ -146,25 +146,21 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
         CheckpointError: It is being written again.
         OSError: It cannot be told.
     """
-    seen = _verified(storage, token, url=url, is_ours=is_ours)
-    if not seen.rejected:
-        return seen
-    mark = identify(storage, url, token)
-    again = _verified(storage, token, url=url, is_ours=is_ours)
-    is_same = again == seen and identify(storage, url, token) == mark
-    return replace(again, mark=mark) if is_same else again
-
-
-def _verified(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> Inspection:
     place = storage.place(url)
+    hands: dict[Step, Callable[[None], object]] = {
+        Step.INSPECT: lambda _: (
+            inspect(storage, token, url=url) if is_ours else Inspection(path=url)
+        ),
+        Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours),
+        Step.IDENTIFY: lambda _: identify(storage, url, token),
+    }
+    return carry_out(judging(), hands)
+
+
+def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str:
     if not is_ours and find_info(place.fs, place.path) is None:
         # What stands for a checkpoint in a format of the user's is not known.
-        return Inspection(path=url)
-    seen = inspect(storage, token, url=url) if is_ours else Inspection(path=url)
-    return seen if seen.rejected else replace(seen, rejected=_differs(place, token))
-
-
-def _differs(place: Place, token: CancelToken) -> str:
+        return ""
     try:
         manifest = read_manifest(place, token)
     except CorruptCheckpointError as error:

@@ -30,6 +30,7 @@ from lightning_resilience.adapters.storage import is_local
 from lightning_resilience.adapters.trees import Publication, fetch, measure
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.manifest import Origin
+from lightning_resilience.core.pipeline import Progress, Step, carry_out, save, whole_save
 from lightning_resilience.errors import ConfigError
 
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.adapters.trees import Tree
+    from lightning_resilience.core.pipeline import Steps
     from lightning_resilience.ports import CancelToken
 
 
@@ -79,6 +81,11 @@ def _discard(directory: str | Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def _discard_own(directory: Path | None) -> None:
+    if directory is not None:
+        _discard(directory)
+
+
 class LocalSave(_OnThisNode):
     """A save by a user's own ``CheckpointIO`` to a staged path, which we publish.
 
@@ -91,8 +98,6 @@ class LocalSave(_OnThisNode):
     """
 
     has_steps = True
-    _publication: Publication | None = None
-    _verified: Tree | None = None
 
     def __init__(
         self,
@@ -105,6 +110,7 @@ class LocalSave(_OnThisNode):
     ) -> None:
         super().__init__(storage, url, nonce=nonce, call=call)
         self._commit = Commit(origin or Origin(run=storage.run_id), nonce=nonce)
+        self._known: Progress[Publication] = Progress()
 
     @property
     def marks_progress(self) -> bool:  # type: ignore[override] # here it depends on the target
@@ -118,7 +124,7 @@ class LocalSave(_OnThisNode):
             ConfigError: Nothing was written to the path, or not only there.
         """
         if not is_local(self.url):
-            self._publication = self._stage(self._spooled_path(), token)
+            self._known.staged = self._stage(self._spooled_path(), token)
 
     def attempt(self, token: CancelToken) -> Tree:
         """Publish what is staged and commit it; for a filesystem, stage beside the target first.
@@ -130,26 +136,38 @@ class LocalSave(_OnThisNode):
         """
         token.raise_if_cancelled()
         place = self.storage.place(self.url)
-        verified = self._verified or self._publish(place, token)
-        # One that was abandoned says nothing to its successor, which publishes anew.
-        token.raise_if_cancelled()
-        self._verified = verified
-        self._commit.end(place, verified.contents, token)
-        return verified
+        is_local = place.store.is_local
+        # Beside a local target, where a rename is possible. That is the filesystem whose health is
+        # in question, so each attempt writes anew, and takes away what it has made.
+        own = Path(place.path).parent / staging_name(self._nonce()) if is_local else None
+        hands = self._hands(place, own, token)
 
-    def _publish(self, place: Place, token: CancelToken) -> Tree:
-        if self._publication is not None:
-            self._commit.begin(place, token)
-            return self._publication.attempt(place, token)
-        # Beside the target, where a rename is possible. That is the filesystem whose health is in
-        # question, so each attempt writes anew, and takes away what it has made.
-        directory = Path(place.path).parent / staging_name(self._nonce())
+        def publish(staged: Publication) -> Steps[None]:
+            hands.update(staged.hands(place, token))
+            return staged.steps(place)
+
         try:
-            publication = self._stage(self._path_in(directory), token)
-            self._commit.begin(place, token)
-            return publication.attempt(place, token)
+            steps = save(self._known, keeps_staged=not is_local, publish=publish)
+            return carry_out(steps, hands).tree
         finally:
-            _discard(directory)
+            _discard_own(own)
+
+    def _hands(
+        self, place: Place, own: Path | None, token: CancelToken
+    ) -> dict[Step, Callable[[Any], object]]:
+        commit = self._commit
+
+        def stage(_: object) -> Publication:
+            path = self._spooled_path() if own is None else self._path_in(own)
+            return self._stage(path, token)
+
+        return {
+            Step.ASK: lambda _: token.raise_if_cancelled(),
+            Step.STAGE: stage,
+            Step.UNMARK: lambda _: commit.begin(place, token),
+            Step.DISCARD: lambda _: _discard_own(own),
+            Step.MARK: lambda done: commit.end(place, done.tree.contents, token),
+        }
 
     def _stage(self, path: str, token: CancelToken) -> Publication:
         self._call(path)
@@ -236,13 +254,14 @@ class WholeSave(Work):
                 it may have been dropped because it is not allowed, and repeating has its limit.
         """
         token.raise_if_cancelled()
-        before = self.storage.stamp(self.url, token)
         place = self.storage.place(self.url)
-        # What will be there is not known, so it has none.
-        remove_manifest(place, token)
-        token.raise_if_cancelled()
-        self._write()
-        after = self.storage.stamp(self.url, token)
+        hands: dict[Step, Callable[[Any], object]] = {
+            Step.ASK: lambda _: token.raise_if_cancelled(),
+            Step.STAMP: lambda _: self.storage.stamp(self.url, token),
+            Step.UNMARK: lambda _: remove_manifest(place, token),
+            Step.WRITE: lambda _: self._write(),
+        }
+        before, after = carry_out(whole_save(), hands)
         if after is None:
             message = f"the CheckpointIO raised nothing, but {redacted(self.url)} does not exist"
             raise OSError(message)

@@ -51,6 +51,7 @@ from lightning_resilience.adapters.lightning.tolerance import Tolerance
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.pipeline import Step, carry_out, linking
 from lightning_resilience.errors import JointError, PeerFailedError, ResilienceError
 
 
@@ -194,10 +195,15 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
 
     def link(token: CancelToken) -> None:
         place = session.storage.place(linkpath)
-        remove_manifest(place, token)
-        with place.store.landing(place.path, token) as landing:
-            landing.send()
-            _link_at_once(partial(inner, alone, filepath), Path(linkpath))
+
+        def make(_: object) -> None:
+            with place.store.landing(place.path, token) as landing:
+                landing.send()
+                _link_at_once(partial(inner, alone, filepath), Path(linkpath))
+
+        unmark = partial(remove_manifest, place, token)
+        hands = {Step.UNMARK: lambda _: unmark(), Step.LINK: make}
+        carry_out(linking(), hands)
         session.alone.retaining.linked(linkpath, filepath)
 
     background = session.background

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -31,16 +30,15 @@ from lightning_resilience.adapters.private_filesystem import plain_url
 from lightning_resilience.adapters.set_aside import set_aside
 from lightning_resilience.core.events import CheckpointSetAside
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.fallback import choosing
+from lightning_resilience.core.pipeline import Step, carry_out
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.resolution import (
     HPC_NAME,
     Found,
     Inspection,
     Search,
-    best_first,
     last_name,
-    override,
-    refusal,
 )
 from lightning_resilience.core.set_aside import Moved, told
 from lightning_resilience.errors import CheckpointError
@@ -51,30 +49,17 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.core.fallback import Choice
     from lightning_resilience.ports import CancelToken
 
     _Ask: TypeAlias = Callable[[Storage, CancelToken], Found]
 
 
-__all__ = ["Choice", "choose", "share"]
+__all__ = ["choose", "share"]
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a search has come to; the same on every rank.
-
-    Args:
-        seen: The checkpoint to start from; None where there is none.
-        is_overridden: Whether there are checkpoints that cannot be loaded, and the run was told to
-            start from the beginning all the same.
-    """
-
-    seen: Inspection | None = None
-    is_overridden: bool = False
 
 
 def share(trainer: Any, session: Session, path: str | os.PathLike[str]) -> Inspection:
@@ -122,33 +107,31 @@ def choose(trainer: Any, session: Session, what: Search) -> Choice:
         Every rank; joint.
     """
     asks = _asks_for_hpc(trainer) if what is Search.HPC else _asks_for_last(trainer)
-    found = [_answered(session, url, ask, kind=Found) for url, ask in asks]
-    rejected: list[Inspection] = []
-    candidates = (candidate for place in found for candidate in place.candidates)
-    for candidate in best_first(candidates, by_number=what is Search.HPC):
-        seen = _verify(trainer, session, candidate.url)
-        if not seen.rejected:
-            _pass_over(trainer, session, rejected)
-            _tell(session, logging.INFO, f"all ranks start from {seen.path}")
-            return Choice(seen=seen)
-        rejected.append(seen)
-    refused = refusal(what.value, found, rejected)
-    if not refused:
-        return Choice()
-    if not session.checkpoints.allow_fresh_start:
-        raise CheckpointError(refused)
-    _pass_over(trainer, session, rejected)
-    _tell(session, logging.WARNING, override(what.value, found, rejected))
-    return Choice(is_overridden=True)
+
+    def list_place(number: int) -> Found:
+        url, ask = asks[number]
+        return _answered(session, url, ask, kind=Found)
+
+    hands: dict[Step, Callable[[Any], object]] = {
+        Step.LIST: list_place,
+        Step.JUDGE: partial(_verify, trainer, session),
+        Step.LEAVE: partial(_pass_over, trainer, session),
+    }
+    allows = session.checkpoints.allow_fresh_start
+    choice = carry_out(choosing(what, len(asks), allow_fresh_start=allows), hands)
+    if choice.seen is not None:
+        _tell(session, logging.INFO, f"all ranks start from {choice.seen.path}")
+    if choice.is_overridden:
+        _tell(session, logging.WARNING, choice.unused)
+    return choice
 
 
-def _pass_over(trainer: Any, session: Session, rejected: list[Inspection]) -> None:
+def _pass_over(trainer: Any, session: Session, damaged: Inspection) -> None:
     """Set aside what is damaged, and say what was not loaded. Every rank; joint."""
-    for damaged in rejected:
-        # Who only reads checkpoints changes none: another job may be writing them.
-        moves = bool(damaged.mark) and is_fitting(trainer)
-        moved = _set_aside(session, damaged) if moves else None
-        _tell(session, logging.WARNING, told(damaged, moved))
+    # Who only reads checkpoints changes none: another job may be writing them.
+    moves = bool(damaged.mark) and is_fitting(trainer)
+    moved = _set_aside(session, damaged) if moves else None
+    _tell(session, logging.WARNING, told(damaged, moved))
 
 
 def _set_aside(session: Session, damaged: Inspection) -> Moved:

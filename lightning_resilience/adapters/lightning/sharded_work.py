@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.manifests import (
@@ -27,6 +28,15 @@ from lightning_resilience.adapters.storage import is_local, parent_of
 from lightning_resilience.adapters.trees import fetch, put_in_place, send
 from lightning_resilience.core import shards
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.pipeline import (
+    Progress,
+    Sent,
+    Step,
+    assembly,
+    carry_out,
+    publication,
+    removal_of_shards,
+)
 from lightning_resilience.core.shards import Form
 from lightning_resilience.errors import CheckpointError
 
@@ -62,20 +72,24 @@ def look(place: Place) -> Form:
 
 
 def _remove_in_order(storage: Storage, url: str, token: CancelToken) -> None:
-    # What is half removed must not look complete.
-    token.raise_if_cancelled()
     place = storage.place(url)
-    found = find_info(place.fs, place.path)
-    if found is None:
-        return
-    remove_manifest(place, token)
-    if found["type"] == "directory":
-        names = [Path(name).name for name in place.fs.ls(place.path, detail=False)]
-        for name in shards.removal_order(names):
-            token.raise_if_cancelled()
-            place.store.remove(f"{place.path}/{name}")
-            token.progress()
-    storage.remove(url, token)
+
+    def names(_: object) -> list[str] | None:
+        found = find_info(place.fs, place.path)
+        if found is None or found["type"] != "directory":
+            return None if found is None else []
+        return [Path(name).name for name in place.fs.ls(place.path, detail=False)]
+
+    def remove(name: str) -> None:
+        place.store.remove(f"{place.path}/{name}", token)
+        token.progress()
+
+    hands: dict[Step, Callable[[Any], object]] = {
+        **storage.removing(place, token),
+        Step.NAMES: names,
+        Step.REMOVE_FILE: remove,
+    }
+    carry_out(removal_of_shards(), hands)
 
 
 class Removal(Work):
@@ -161,7 +175,9 @@ class Publishing(Work):
     ) -> None:
         super().__init__(storage, url)
         self._folder = folder
-        self._left = dict(sizes)
+        self._sizes = dict(sizes)
+        # What was there has been removed before, or this goes to a new directory.
+        self._sent = Sent(is_cleared=True)
         self.nonce = nonce
 
     def attempt(self, token: CancelToken) -> str:
@@ -171,16 +187,20 @@ class Publishing(Work):
             CheckpointError: The storage reports another size than was written, or nothing.
             OSError: What the filesystem or the storage raised.
         """
-        for name, size in list(self._left.items()):
+
+        def publish(name: str) -> None:
             token.raise_if_cancelled()
             send(
                 str(self._folder / name),
                 self.storage.place(f"{self.url}/{name}"),
-                size_bytes=size,
+                size_bytes=self._sizes[name],
                 nonce=self.nonce(),
                 token=token,
             )
-            self._left.pop(name, None)
+
+        # What is sent is verified at once.
+        hands = {Step.PUBLISH: publish, Step.VERIFY: lambda _: None}
+        carry_out(publication(self._sent, self._sizes, renames=False), hands)
         return ""
 
 
@@ -212,7 +232,7 @@ class Commit(Work):
         self._expected = expected
         self._metadata = metadata
         self._done = done
-        self._mark: int | None = None
+        self._known: Progress[int | None] = Progress()
 
     def attempt(self, token: CancelToken) -> Manifest:
         """Look whether every shard is there, publish the metadata, give all its name, and say so.
@@ -221,22 +241,31 @@ class Commit(Work):
             CheckpointError: A shard is not there as it was written.
             OSError: What the filesystem or the storage raised.
         """
-        if not self._is_in_place():
-            self._put_together(token)
-        token.raise_if_cancelled()
-        place, nonce = self.storage.place(self.url), self._metadata.nonce()
-        write_manifest(place, self._done, nonce=nonce, token=token)
-        return self._done
+        place = self.storage.place(self.url)
+        source = self.storage.place(self._destination).path
+        mark = partial(write_manifest, place, nonce=self._metadata.nonce(), token=token)
+        hands: dict[Step, Callable[[Any], object]] = {
+            Step.ASK: lambda _: token.raise_if_cancelled(),
+            Step.VERIFY: lambda _: self._verify(token),
+            Step.PUBLISH: lambda _: self._metadata.attempt(token),
+            Step.STAMP: lambda _: _identity(source),
+            Step.IS_THERE: lambda stamp: _identity(place.path) == stamp,
+            Step.UNMARK: lambda _: remove_manifest(place, token),
+            Step.MOVE: lambda _: put_in_place(
+                source, place, aside=f"{source}.replaced", token=token
+            ),
+            Step.DISCARD: lambda _: _discard(source),
+            Step.MARK: mark,
+        }
+        renames = self._destination != self.url
+        return carry_out(assembly(self._known, self._done, renames=renames), hands)
 
-    def _put_together(self, token: CancelToken) -> None:
+    def _verify(self, token: CancelToken) -> None:
         found = self._sizes(token)
         problem = shards.missing(self._expected, found=found)
         if problem:
             message = f"{redacted(self.url)} was not made complete: {problem}"
             raise CheckpointError(message)
-        self._metadata.attempt(token)
-        if self._destination != self.url:
-            self._rename(token)
 
     def _sizes(self, token: CancelToken) -> dict[str, int | None]:
         place = self.storage.place(self._destination)
@@ -245,23 +274,13 @@ class Commit(Work):
         token.progress()
         return sizes
 
-    def _rename(self, token: CancelToken) -> None:
-        source = self.storage.place(self._destination).path
-        self._mark = _identity(source)
-        place = self.storage.place(self.url)
-        remove_manifest(place, token)
-        put_in_place(source, place, aside=f"{source}.replaced", token=token)
-        for older in (source, f"{source}.replaced"):
-            # The older checkpoint, where the two have changed places; maybe one file.
-            shutil.rmtree(older, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                Path(older).unlink()
 
-    def _is_in_place(self) -> bool:
-        # After an attempt that was given up while its rename was on the way.
-        if self._mark is None:
-            return False
-        return _identity(self.storage.place(self.url).path) == self._mark
+def _discard(source: str) -> None:
+    for older in (source, f"{source}.replaced"):
+        # The older checkpoint, where the two have changed places; maybe one file.
+        shutil.rmtree(older, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Path(older).unlink()
 
 
 def _identity(path: str) -> int | None:

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.lightning.checkpoint_io import verify_size
 from lightning_resilience.adapters.lightning.commit import Commit
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.manifests import read_manifest
 from lightning_resilience.adapters.staging import Staged, discard, stage
 from lightning_resilience.adapters.trees import digest_of_file
 from lightning_resilience.core.manifest import Origin
+from lightning_resilience.core.pipeline import Progress, Step, carry_out, save
 from lightning_resilience.core.spool import is_outdated
-from lightning_resilience.errors import CallTimeoutError, CheckpointError, CorruptCheckpointError
+from lightning_resilience.errors import CallTimeoutError, CorruptCheckpointError
 
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class Publishing(Work):
         self._is_wanted = is_wanted
         self._from_before = from_before
         origin = Origin(step=entry.step, epoch=entry.epoch, run=entry.run, versions=entry.versions)
+        self._known: Progress[Staged] = Progress()
         self._commit = Commit(origin, nonce=nonce)
 
     def attempt(self, token: CancelToken) -> Staged | None:
@@ -89,22 +92,22 @@ class Publishing(Work):
         entry, place = self._kept.entry, self.storage.place(self.url)
         if self._from_before and is_outdated(entry, read_manifest(place, token)):
             return None
-        staged = self._staged(place, token)
-        try:
-            self._commit.begin(place, token)
-            place.store.publish(staged.path, place.path, token)
-        finally:
-            if place.store.is_local:
-                discard(staged.path)
-        found = place.store.size(place.path)
-        if found != entry.size_bytes:
-            there = "nothing is there" if found is None else f"{found} bytes are there"
-            message = f"{entry.size_bytes} bytes were written to {place.path}, but {there}"
-            raise CheckpointError(message)
-        self._commit.end(place, {"": (entry.size_bytes, entry.digest)}, token)
-        return staged
+        steps = save(self._known, keeps_staged=not place.store.is_local)
+        return carry_out(steps, self._hands(place, token))
 
-    def _staged(self, place: Place, token: CancelToken) -> Staged:
+    def _hands(self, place: Place, token: CancelToken) -> dict[Step, Callable[[Any], object]]:
+        contents = {"": (self._kept.entry.size_bytes, self._kept.entry.digest)}
+        return {
+            Step.ASK: lambda _: token.raise_if_cancelled(),
+            Step.STAGE: lambda _: self._stage(place, token),
+            Step.UNMARK: lambda _: self._commit.begin(place, token),
+            Step.PUBLISH: lambda staged: place.store.publish(staged.path, place.path, token),
+            Step.DISCARD: lambda staged: discard(staged.path),
+            Step.VERIFY: lambda staged: verify_size(place, staged),
+            Step.MARK: lambda _: self._commit.end(place, contents, token),
+        }
+
+    def _stage(self, place: Place, token: CancelToken) -> Staged:
         """Return the file to publish, after its digest was compared."""
         kept = self._kept
         if place.store.is_local:

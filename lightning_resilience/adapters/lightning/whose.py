@@ -34,6 +34,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.adapters.storage import is_local
+from lightning_resilience.core.pipeline import Step, carry_out, removal
 
 
 if TYPE_CHECKING:
@@ -125,8 +126,12 @@ class Format:
             return Asked(storage, url, partial(storage.remove, url))
 
         def remove(token: CancelToken) -> None:
-            remove_manifest(storage.place(url), token)
-            token.raise_if_cancelled()
-            self.owner.remove_checkpoint(url)
+            hands: dict[Step, Callable[[Any], object]] = {
+                Step.ASK: lambda _: token.raise_if_cancelled(),
+                Step.UNMARK: lambda _: remove_manifest(storage.place(url), token),
+                Step.REMOVE: lambda _: self.owner.remove_checkpoint(url),
+                Step.TIDY: lambda _: None,
+            }
+            carry_out(removal(), hands)
 
         return Asked(storage, url, remove)

@@ -267,9 +267,9 @@ def test_removal_takes_the_manifest_first(runs: Runs, monkeypatch: pytest.Monkey
     left: list[Any] = []
     inner = type(runs.place.store).remove
 
-    def removing(store: Any, path: str) -> None:
+    def removing(store: Any, *arguments: Any) -> None:
         left.append(runs.manifest())
-        inner(store, path)
+        inner(store, *arguments)
 
     monkeypatch.setattr(type(runs.place.store), "remove", removing)
     monkeypatch.setattr(
