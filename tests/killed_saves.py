@@ -419,6 +419,7 @@ class _Cells:
             "number": number,
             "effect": effect,
             "found": _steps(files),
+            "committed": [name for name in files if f".resilience/{name}.json" in files],
             "left": len(left),
             **self._seen[state],
         }
@@ -444,6 +445,8 @@ class _Cells:
             "after": _steps(self._content.files()),
             "left_after": [*_staged(self._bench), *self._content.unfinished()],
             "log": log.read_text(encoding="utf-8") if code else "",
+            "is_refused": bool(code)
+            and "Starting from the beginning would hide" in log.read_text(),
         }
 
 

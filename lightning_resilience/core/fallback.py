@@ -54,7 +54,9 @@ class Choice:
 def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Choice]:
     """Search for a checkpoint to start from: the best first, and the next where it is damaged.
 
-    Damaged ones are set aside only once it is known what all ranks start from.
+    Damaged ones are set aside only once it is known what all ranks start from. Checkpoints of other
+    names than those that are looked for come last, and only with a manifest: without one they may
+    be anybody's.
 
     Args:
         what: What is looked for.
@@ -76,6 +78,12 @@ def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Cho
             yield from _passing_over(rejected)
             return Choice(seen=seen)
         rejected.append(seen)
+    substitutes = (candidate for place in found for candidate in place.substitutes)
+    for candidate in best_first(substitutes):
+        seen = yield Do(Step.JUDGE, candidate.url)
+        if seen.is_committed:
+            yield from _passing_over(rejected)
+            return Choice(seen=seen)
     refused = refusal(what.value, found, rejected)
     if not refused:
         return Choice()

@@ -53,11 +53,11 @@ class DiesHalfway(Callback):
                 write(fd, memoryview(data).cast("B")[: len(data) // 2])
                 return die()
 
-            def half_sent(to: int, source: int, offset: Any, count: int) -> int:
-                send(to, source, offset, min(count, os.fstat(source).st_size) // 2)
+            def half_sent(out_fd: int, in_fd: int, offset: int | None, count: int) -> int:
+                send(out_fd, in_fd, offset, min(count, os.fstat(in_fd).st_size) // 2)
                 return die()
 
-            os.write, os.sendfile = half_written, half_sent  # type: ignore[assignment] # as called
+            os.write, os.sendfile = half_written, half_sent
 
 
 def die() -> int:

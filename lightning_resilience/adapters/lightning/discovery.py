@@ -13,6 +13,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.sharded_work import look
 from lightning_resilience.adapters.listings import modified_s
@@ -147,20 +149,27 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
         OSError: It cannot be told.
     """
     place = storage.place(url)
+    manifests: list[Manifest] = []
+
+    def compare(_: None) -> str:
+        if not is_ours and find_info(place.fs, place.path) is None:
+            # What stands for a checkpoint in a format of the user's is not known.
+            return ""
+        return _differs(place, token, manifests)
+
     hands: dict[Step, Callable[[None], object]] = {
         Step.INSPECT: lambda _: (
             inspect(storage, token, url=url) if is_ours else Inspection(path=url)
         ),
-        Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours),
+        Step.COMPARE: compare,
         Step.IDENTIFY: lambda _: identify(storage, url, token),
     }
-    return carry_out(judging(), hands)
+    seen = carry_out(judging(), hands)
+    return replace(seen, is_committed=bool(manifests) and not seen.rejected)
 
 
-def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str:
-    if not is_ours and find_info(place.fs, place.path) is None:
-        # What stands for a checkpoint in a format of the user's is not known.
-        return ""
+def _differs(place: Place, token: CancelToken, manifests: list[Manifest]) -> str:
+    """Return how it differs from its manifest; one that there is and is compared is appended."""
     try:
         manifest = read_manifest(place, token)
     except CorruptCheckpointError as error:
@@ -168,6 +177,7 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str:
     found = None if manifest is None else _found(place, manifest, token)
     if manifest is None or found is None:
         return ""
+    manifests.append(manifest)
     try:
         check_contents(place, manifest, found, token=token)
     except CorruptCheckpointError:
