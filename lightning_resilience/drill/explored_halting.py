@@ -15,17 +15,17 @@ from lightning_resilience.core.agenda import AgendaItem, AgendaKind, record_of
 from lightning_resilience.core.halting import STOP, Halt, HaltRecord
 from lightning_resilience.core.records import decode
 from lightning_resilience.drill.explored_process import Cast, Over
-from lightning_resilience.drill.explored_programs import KEYS
+from lightning_resilience.drill.explored_programs import KEYS, rank_of
 from lightning_resilience.drill.explored_world import Scene
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols import halting
 from lightning_resilience.protocols.effects import Now, Sleep
-from lightning_resilience.protocols.joint import Member
 
 
 if TYPE_CHECKING:
     from lightning_resilience.drill.explored_world import State, Step
     from lightning_resilience.protocols.effects import Protocol
+    from lightning_resilience.protocols.joint import Member
 
 
 __all__ = ["leaving"]
@@ -39,15 +39,7 @@ _ITEM: Final = record_of(AgendaItem(kind=AgendaKind.STOP, reason="told"), rank=0
 
 
 def _validate(rank: int, *, ranks: int, batch: int, batches: int) -> Protocol[tuple[str, int]]:
-    member = Member(
-        keys=KEYS,
-        rank=rank,
-        world_size=ranks,
-        timeout_s=8.0,
-        beat_s=2.0,
-        on_outage="wait",
-        store_patience_s=5.0,
-    )
+    member = rank_of(rank, ranks=ranks)
     item = (1, _ITEM) if rank == 0 else None
     halt = Halt(validation=1, world_size=ranks, looks_at_s=(yield Now()))
     while batch <= batches:

@@ -32,12 +32,12 @@ from lightning_resilience.core.halting import (
     limit_of,
     pause_s,
 )
-from lightning_resilience.core.joint import unavailable_error
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.agenda import put
 from lightning_resilience.protocols.effects import Get, MultiGet, Nonce, Now, Set, Sleep
-from lightning_resilience.protocols.persistent import Persistence, with_persistence
+from lightning_resilience.protocols.member_patience import patience_of
+from lightning_resilience.protocols.persistent import with_persistence
 from lightning_resilience.protocols.shared_cell import create, update, write
 
 
@@ -209,17 +209,7 @@ def meet(
         return
     halt.raises += 1
     place = PlaceRecord(limit=limit_of(batch, raises=halt.raises), length=length)
-
-    def unavailable(lost_for_s: float, error: StoreUnavailableError) -> Exception:
-        return unavailable_error(
-            "agenda",
-            seq=halt.validation,
-            rank=member.rank,
-            lost_for_s=lost_for_s,
-            cause=str(error),
-        )
-
-    persistence = Persistence(op="agenda", patience_s=member.store_patience_s, error=unavailable)
+    persistence = patience_of(member, "agenda", seq=halt.validation)
     holding = hold(member, halt.validation, place, item=item)
     record = yield from with_persistence(holding, persistence)
     if record.state == OPEN:
