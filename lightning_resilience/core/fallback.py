@@ -54,7 +54,9 @@ class Choice:
 def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Choice]:
     """Search for a checkpoint to start from: the best first, and the next where it is damaged.
 
-    Damaged ones are set aside only once it is known what all ranks start from.
+    Damaged ones are set aside only once it is known what all ranks start from. One that nobody can
+    tell to be complete is taken only where there is none that is known to be: a directory in a
+    user's format, without a manifest, may be a part of what a killed process was sending.
 
     Args:
         what: What is looked for.
@@ -69,13 +71,20 @@ def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Cho
         listed: Found = yield Do(Step.LIST, number)
         found.append(listed)
     rejected: list[Inspection] = []
+    doubted: list[Inspection] = []
+    chosen: Inspection | None = None
     candidates = (candidate for place in found for candidate in place.candidates)
     for candidate in best_first(candidates, by_number=what is Search.HPC):
         seen: Inspection = yield Do(Step.JUDGE, candidate.url)
-        if not seen.rejected:
-            yield from _passing_over(rejected)
-            return Choice(seen=seen)
-        rejected.append(seen)
+        if not seen.rejected and not seen.doubt:
+            chosen = seen
+            break
+        (rejected if seen.rejected else doubted).append(seen)
+    if chosen is None and doubted:
+        chosen, doubted = doubted[0], []
+    if chosen is not None:
+        yield from _passing_over([*rejected, *map(_refused, doubted)])
+        return Choice(seen=chosen)
     refused = refusal(what.value, found, rejected)
     if not refused:
         return Choice()
@@ -88,6 +97,11 @@ def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Cho
 def _passing_over(rejected: Iterable[Inspection]) -> Steps[None]:
     for damaged in rejected:
         yield Do(Step.LEAVE, damaged)
+
+
+def _refused(doubted: Inspection) -> Inspection:
+    why = f"it has no manifest, {doubted.doubt}, and an older one is known to be complete"
+    return replace(doubted, rejected=why)
 
 
 def judging() -> Steps[Inspection]:
@@ -108,4 +122,7 @@ def _looked_at() -> Steps[Inspection]:
     seen: Inspection = yield Do(Step.INSPECT)
     if seen.rejected:
         return seen
-    return replace(seen, rejected=(yield Do(Step.COMPARE)))
+    differs: str | None = yield Do(Step.COMPARE)
+    if differs is None:
+        return seen
+    return replace(seen, rejected=differs, doubt="")

@@ -122,6 +122,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         rejected: Why it cannot be loaded; empty where nothing is known against it.
         mark: Of a damaged one, what stands for it (``core.set_aside``); empty for one that stays
             where it is.
+        doubt: Why it cannot be told whether it is complete; empty where it can, or has a manifest.
     """
 
     v: int = VERSION
@@ -130,6 +131,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     rejected: str = ""
     mark: str = ""
+    doubt: str = ""
 
 
 def searches(asked: str | None, *, on_slurm: bool, resumes_exceptions: bool) -> tuple[Search, ...]:

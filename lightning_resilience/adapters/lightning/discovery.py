@@ -149,7 +149,7 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
     place = storage.place(url)
     hands: dict[Step, Callable[[None], object]] = {
         Step.INSPECT: lambda _: (
-            inspect(storage, token, url=url) if is_ours else Inspection(path=url)
+            inspect(storage, token, url=url) if is_ours else _inspect_foreign(place, url)
         ),
         Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours),
         Step.IDENTIFY: lambda _: identify(storage, url, token),
@@ -157,16 +157,24 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
     return carry_out(judging(), hands)
 
 
-def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str:
+def _inspect_foreign(place: Place, url: str) -> Inspection:
+    found = find_info(place.fs, place.path)
+    is_tree = found is not None and found["type"] == "directory"
+    return Inspection(path=url, doubt="nobody can look into its format" if is_tree else "")
+
+
+def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str | None:
     if not is_ours and find_info(place.fs, place.path) is None:
         # What stands for a checkpoint in a format of the user's is not known.
-        return ""
+        return None
     try:
         manifest = read_manifest(place, token)
     except CorruptCheckpointError as error:
         return str(error)
-    found = None if manifest is None else _found(place, manifest, token)
-    if manifest is None or found is None:
+    if manifest is None:
+        return None
+    found = _found(place, manifest, token)
+    if found is None:
         return ""
     try:
         check_contents(place, manifest, found, token=token)
