@@ -58,6 +58,7 @@ FOREIGN_VARIABLES = (
 FOREIGN_THREADS = (
     "asyncio_",  # executor of an event loop that fsspec keeps
     "fsspecIO",  # fsspec's event loop
+    "gcsfs-deferred-close",  # gcsfs, for clients that nobody holds any more
     "pin_memory",  # torch's data loader
     "tmonitor",  # progress bars
 )
