@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback
 
 from tests import lightning_job
-from tests.lightning_job import EvaluatedModel, make_data, store_server
+from tests.integration.store_server import Server
+from tests.lightning_job import EvaluatedModel, Job, make_data, store_server
 from tests.signalled_job import AT, Signalled, left_together, signalled_job
 
 
@@ -273,3 +275,55 @@ def test_where_validations_are_not_equally_long_the_rank_leaves_in_time(
     assert reports[1 - rank]["error"] == "PeerFailedError", told
     assert f"Rank {rank} was told to stop first" in reports[1 - rank]["text"], told
     assert abs(reports[0]["ended_at_s"] - reports[1]["ended_at_s"]) < 5.0, told
+
+
+VALIDATING = "this rank validates"
+
+
+class Telling(Callback):
+    """Tells when a validation is under way."""
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        """Tell it, once for all."""
+        if not vars(self).setdefault("told", False):
+            self.told = True
+            os.write(1, f"{VALIDATING}\n".encode())
+
+
+def tell_when_validating(trainer: Any) -> None:
+    """Let a Trainer say that it validates."""
+    trainer.callbacks.append(Telling())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_ask_leaves_alone_in_a_validation_as_well(
+    rank: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Where the shared store is frozen, nobody can agree; half of the time is then enough."""
+    server = Server()
+    job = Job(
+        folder=f"{tmp_path}/files",
+        steps=10**6,
+        every=10**6,
+        group_timeout_s=20.0,
+        model=LongValidated,
+        trainer=TRAINER,
+        options={"termination_grace_s": 6.0},
+        before=tell_when_validating,
+    )
+    running = lightning_job.start(warm_python, job, tmp_path / "job", port=server.port)
+    running.until(lambda: VALIDATING in running.ranks[rank].text(), what="it validates")
+
+    server.freeze()
+    running.ranks[rank].signal(signal.SIGTERM)
+    running.ranks[rank].wait(lightning_job.HANG_S)
+    report = running.report(rank)
+
+    server.thaw()
+    # It is in no collective, and nobody could tell it anything.
+    running.ranks[1 - rank].signal(signal.SIGTERM)
+    running.wait()
+    server.kill()
+    assert report["error"] == "SIGTERMException", running.told()
+    assert "this one leaves alone" in running.ranks[rank].text()
+    assert (report["patched"], report["handlers"]) == ([], [])
