@@ -9,6 +9,8 @@ import re
 import signal
 import time
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,12 +21,12 @@ from lightning.pytorch import Callback
 from tests import lightning_job
 from tests.integration.store_server import Server
 from tests.lightning_job import EvaluatedModel, Job, make_data, store_server
+from tests.sharded_job import ShardedModel, model_parallel
 from tests.signalled_job import AT, Signalled, left_together, signalled_job
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.lightning_job import Running
     from tests.warm_python import WarmPython
@@ -172,6 +174,32 @@ def test_all_ranks_leave_the_validation_after_the_same_batch(
     (batch,) = set(left_after(running))
     assert AFTER <= batch < LongValidated.batches / ranks, running.told()
     assert (running.names(), running.steps()) == (["last.ckpt"], [AT]), running.told()
+
+
+class LongSharded(ShardedModel):
+    """A sharded model, whose ranks meet in every batch of a validation."""
+
+    def val_dataloader(self) -> Any:
+        """Make many small batches."""
+        return make_data(batches=LongValidated.batches)
+
+    def validation_step(self, batch: Any, _index: int) -> Any:
+        """Validate."""
+        return self.layer(batch[0]).square().mean()
+
+
+def test_ranks_that_all_write_the_checkpoint_stop_alike(run: Callable[..., Any]) -> None:
+    """Each batch is a collective, and so is the checkpoint."""
+    running, reports = run(
+        SignalledLater(signal.SIGTERM, ranks=(1,)),
+        model=LongSharded,
+        strategy=partial(model_parallel, sharded=True),
+    )
+
+    left_together(running, reports)
+    assert {report["step"] for report in reports} == {AT}, running.told()
+    assert len(set(left_after(running))) == 1, running.told()
+    assert (Path(running.job.folder) / "last.ckpt" / "meta.pt").exists(), running.told()
 
 
 @dataclass(frozen=True)
