@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, async_save, save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -139,6 +139,11 @@ class Rank:
 
     def save_in_process(self, name: str) -> None:
         """Save in the background, in a process of its own."""
+        # Releases before 2.7 save in threads only.
+        from torch.distributed.checkpoint.state_dict_saver import (  # noqa: PLC0415
+            AsyncCheckpointerType,
+        )
+
         self.value += 1.0
         writer = TravellingWriter(self.url(name), **self.job.options)
         future: Any = async_save(
@@ -161,6 +166,15 @@ class Rank:
         found = plain(-1.0)
         load(found, storage_reader=reader, process_group=halves[mine])
         assert torch.equal(found["weight"], tensors["weight"])
+
+    def save_often(self, name: str) -> int:
+        """Save many times; return how many keys of ours are in the shared store then."""
+        for _ in range(10):
+            self.save(name)
+        store = dist.TCPStore(
+            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, is_master=False
+        )
+        return len([key for key in store.list_keys() if key.startswith("lr/")])
 
     def save_by_itself(self, name: str) -> None:
         """Save and load on each rank alone, although there is a group."""

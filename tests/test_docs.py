@@ -47,6 +47,7 @@ from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, SEVERITY
 from lightning_resilience.core.verification import State
 from lightning_resilience.drill.checks import all_checks
+from lightning_resilience.drill.checks_saves import SAVE_CHECKS
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Scenario
 from lightning_resilience.drill.scenario_fields import field_rows
@@ -417,6 +418,8 @@ def test_the_correctness_page_names_every_check_at_its_promise() -> None:
     for check in all_checks(World(Scenario(), 0)):
         if isinstance(check, Check):
             expected.setdefault(check.promise, set()).add(type(check).__name__)
+    for promise, names in SAVE_CHECKS.items():
+        expected[promise].update(names)
 
     rows = table_of(CORRECTNESS, "promises")
     assert [names_in(row[0])[0] for row in rows[:9]] == list(expected)[:9]

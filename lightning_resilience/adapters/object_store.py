@@ -34,6 +34,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.google_storage import compare_crc32c, raise_if_no_bucket
 from lightning_resilience.adapters.landings import Progress, landing, removing
 from lightning_resilience.adapters.s3_upload import parted_upload, put_object
 from lightning_resilience.adapters.staging import staging_name
@@ -67,6 +68,7 @@ _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
 _UPLOAD_IS_GONE = "NoSuchUpload"
 # What they send is one request where it is small enough, and they tell of it afterwards.
 _SENDING_AT_ONCE = frozenset({"gs", "gcs", "abfs", "abfss", "az", "adl"})
+_GOOGLE = frozenset({"gs", "gcs"})
 # Half of the default stall_timeout_s, for who has no policy.
 _PATIENCE_S = 30.0
 # Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
@@ -243,6 +245,8 @@ class FsspecObjectStore:
             landing.send()
         progress = Progress(landing, size_bytes=_size(staged_path))
         self._fs.put_file(staged_path, path, callback=progress)
+        if not _GOOGLE.isdisjoint(self._protocols):
+            compare_crc32c(find_info(self._fs, path), staged_path, landing.token)
 
     def upload(
         self, staged_path: str, path: str, token: CancelToken, *, expected_bytes: int
@@ -317,6 +321,8 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
             raise FileNotFoundError(errno.ENOENT, "there is no such bucket", path) from error
         if not _is_absence(error):
             raise
+        if not _GOOGLE.isdisjoint(protocols(fs)):
+            raise_if_no_bucket(fs, path)
         return None
 
 

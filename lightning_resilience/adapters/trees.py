@@ -24,6 +24,7 @@ between finds a part; give such checkpoints names that are not used again.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -60,6 +61,7 @@ __all__ = [
     "digest_of_open",
     "fetch",
     "files_below",
+    "identity",
     "measure",
     "put_in_place",
     "send",
@@ -212,7 +214,16 @@ def below(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}" if name else path
 
 
-def put_in_place(source: str, place: Place, *, aside: str, token: CancelToken) -> None:
+def identity(path: str) -> int | None:
+    """Return what stays the same of a local file or directory when it is renamed; None for none."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(path).stat().st_ino
+    return None
+
+
+def put_in_place(
+    source: str, place: Place, *, aside: str, token: CancelToken, stamp: int | None = None
+) -> None:
     """Give a complete file or directory its final name on a local filesystem.
 
     Args:
@@ -221,14 +232,19 @@ def put_in_place(source: str, place: Place, *, aside: str, token: CancelToken) -
         place: Its final name.
         aside: A name on the same filesystem for what has to make room.
         token: Told of progress, and asked whether the caller has given up.
+        stamp: The ``identity`` of what is meant; None for whatever is there.
 
     Raises:
+        CheckpointError: Something else is there by now.
         OSError: What the filesystem raised.
     """
     target = Path(place.path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with place.store.landing(place.path, token) as landing:
         landing.send()
+        if stamp is not None and identity(source) != stamp:
+            message = f"{source} was renamed by an attempt that had been given up"
+            raise CheckpointError(message)
         try:
             Path(source).replace(target)
         except OSError as error:

@@ -16,10 +16,12 @@ Ranks whose validations are not equally long have no such batch: they stop at th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from lightning_resilience.core.agenda import ASK_AGAIN_S
 from lightning_resilience.core.records import VERSION
 
 
@@ -31,8 +33,8 @@ __all__ = [
     "ANSWER_S",
     "OFF",
     "OPEN",
-    "QUIET_S",
     "STOP",
+    "Halt",
     "HaltRecord",
     "PlaceRecord",
     "agreed_batch",
@@ -51,9 +53,7 @@ OFF: Final = "off"
 ANSWER_S: Final = 0.3
 """How long a rank stands at its limit before it raises it, in seconds: less than a wait takes to be
 interrupted by the signal that it is all about."""
-QUIET_S: Final = 10.0
-"""How long a rank that validates does not look again at a store that did not answer, in seconds."""
-
+_QUIET_S: Final = 10.0
 _LOOK_S: Final = 1.0
 _PAUSE_S: Final = 0.05
 _RANKS_PER_LOOK_S: Final = 1000.0
@@ -121,3 +121,60 @@ def look_s(world_size: int) -> float:
 def pause_s(world_size: int) -> float:
     """Return how long a rank that expects an answer pauses between two looks, in seconds."""
     return _PAUSE_S * look_s(world_size)
+
+
+@dataclass(slots=True, kw_only=True)
+class Halt:
+    """What one rank knows and has said of leaving one validation. Not for two threads at once.
+
+    Args:
+        validation: Number of the validation in this fit, alike on all ranks.
+        world_size: Number of ranks.
+        looks_at_s: When it looks next whether all are to stop, on its own clock.
+        wants_stop: Whether this rank wants all to stop.
+        limit: After how many batches it stands without an answer, None where it was not asked.
+        raises: How often it has raised that.
+        answer: What all ranks do, None before that is known.
+    """
+
+    validation: int
+    world_size: int
+    looks_at_s: float
+    wants_stop: bool = False
+    limit: int | None = None
+    raises: int = 0
+    answer: HaltRecord | None = None
+
+    def is_due(self, batch: int, *, now_s: float, wants_stop: bool) -> bool:
+        """Tell whether there is anything to ask or to say of the store after a batch.
+
+        Args:
+            batch: How many batches of the validation this rank has made.
+            now_s: What its clock says.
+            wants_stop: Whether it wants all ranks to stop.
+        """
+        if self.answer is not None:
+            return False
+        if self.limit is not None:
+            return batch >= self.limit
+        if wants_stop and not self.wants_stop:
+            self.wants_stop, self.looks_at_s = True, now_s
+        return now_s >= self.looks_at_s
+
+    def is_reached(self, batch: int) -> bool:
+        """Tell whether all ranks leave after this batch."""
+        answer = self.answer
+        return answer is not None and answer.state == STOP and batch >= answer.batch
+
+    def look_again(self, *, now_s: float, has_answered: bool) -> None:
+        """Set when this rank looks next.
+
+        Args:
+            now_s: What its clock says.
+            has_answered: Whether the store has. One that has not is spared, the longer the less
+                this rank has to say.
+        """
+        pause = pause_s(self.world_size) if self.wants_stop else look_s(self.world_size)
+        if not has_answered:
+            pause = ASK_AGAIN_S if self.wants_stop else _QUIET_S
+        self.looks_at_s = now_s + pause

@@ -102,7 +102,7 @@ class Step(str, Enum):
     NOTE = "note"
     """Write beside where it goes why it was set aside."""
     MOVE = "move"
-    """Rename it to where it goes."""
+    """Rename it to where it goes; raise where it is not what was stamped."""
     COPY = "copy"
     """Copy one file of it to where it goes, and verify that."""
     LIST = "list"
@@ -114,7 +114,7 @@ class Step(str, Enum):
     INSPECT = "inspect"
     """What can be seen of a candidate without its manifest."""
     COMPARE = "compare"
-    """Why it is not what its manifest says; empty where it is, or has none."""
+    """Why it is not what its manifest says; empty where it is, None where it has none."""
     IDENTIFY = "identify"
     """The mark of what is there now (``core.set_aside``)."""
 
@@ -273,12 +273,15 @@ def assembly(known: Progress[Any], done: T, *, renames: bool) -> Steps[T]:
     """
     # After an attempt that was given up while its rename was on the way.
     if known.staged is None or not (yield Do(Step.IS_THERE, known.staged)):
+        if renames and known.staged is None:
+            known.staged = yield Do(Step.STAMP)
         yield Do(Step.VERIFY)
         yield Do(Step.PUBLISH)
         if renames:
-            known.staged = yield Do(Step.STAMP)
             yield Do(Step.UNMARK)
-            yield Do(Step.MOVE)
+            # Only what was verified: that rename may come now, and what was published since is in
+            # a new directory, with nothing else in it.
+            yield Do(Step.MOVE, known.staged)
             yield Do(Step.DISCARD)
     yield Do(Step.ASK)
     yield Do(Step.MARK, done)

@@ -127,6 +127,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         mark: Of a damaged one, what stands for it (``core.set_aside``); empty for one that stays
             where it is.
         is_committed: Whether it is what its manifest says.
+        doubt: Why it cannot be told whether it is complete; empty where it can, or has a manifest.
     """
 
     v: int = VERSION
@@ -136,6 +137,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     rejected: str = ""
     mark: str = ""
     is_committed: bool = False
+    doubt: str = ""
 
 
 def searches(asked: str | None, *, on_slurm: bool, resumes_exceptions: bool) -> tuple[Search, ...]:

@@ -169,6 +169,10 @@ class Retention:
         done = next(found, None)
         return self if done is None else self._with(replace(done, stage=Stage.FAILED))
 
+    def linking(self, link: str, target: str) -> Retention:
+        """Return what is known once ``link`` may point to ``target``, or still to what it did."""
+        return replace(self, links=(*self.links, (link, target)))
+
     def linked(self, link: str, target: str) -> Retention:
         """Return what is known once ``link`` points to ``target``, or is a copy of it."""
         known = self.overwritten(link)

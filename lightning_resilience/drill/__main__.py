@@ -18,6 +18,7 @@ import typer
 from lightning_resilience.drill.parallel import sweep_on_cores
 from lightning_resilience.drill.random_worlds import random_scenario
 from lightning_resilience.drill.report import failure_lines, is_another_run, story_lines
+from lightning_resilience.drill.save_sweep import saves_of_seed, sweep_saves, told_of_saves
 from lightning_resilience.drill.scenario_file import read_scenario
 from lightning_resilience.drill.sweep import Run, Tally, run_world
 from lightning_resilience.errors import ScenarioError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
+# They are small: a hundred take half a second.
+_SAVES_PER_SEED: Final = 4
 _FAILED: Final = 1
 _WRONG_QUESTION: Final = 2
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -75,7 +78,28 @@ def _sweep(seeds: Sequence[int], scenario: Scenario | None, *, path: str, worker
                 _say(_differs(run, told), err=True)
                 raise typer.Exit(_FAILED)
     _say(tally.lines())
+    if scenario is None:
+        _sweep_saves(range(_SAVES_PER_SEED * seeds[0], _SAVES_PER_SEED * (seeds[-1] + 1)))
     typer.echo(f"Every promise was kept, by seeds {seeds[0]} to {seeds[-1]}.")
+
+
+def _sweep_saves(seeds: Sequence[int]) -> None:
+    effects = 0
+    for run in sweep_saves(seeds):
+        effects += run.effects
+        if run.check:
+            _say([f"A promise was not kept, by the saves of seed {run.seed}.", ""], err=True)
+            _say(told_of_saves(run), err=True)
+            raise typer.Exit(_FAILED)
+    typer.echo(f"saves: {len(seeds):,} runs, {effects:,} effects on their storage")
+
+
+def _replay_saves(seed: int) -> None:
+    run = saves_of_seed(seed)
+    _say(run.story)
+    _say(told_of_saves(run, lines=0), err=bool(run.check))
+    if run.check:
+        raise typer.Exit(_FAILED)
 
 
 def _differs(run: Run, told: Run) -> list[str]:
@@ -100,6 +124,9 @@ def main(
     digest: Annotated[
         str, typer.Option(help="Digest of the run to replay, as the failure has printed it.")
     ] = "",
+    saves: Annotated[
+        int | None, typer.Option(help="Replay this run that saves, and print its story.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
     ] = None,
@@ -107,6 +134,9 @@ def main(
     """Run simulated worlds with every promise checked after everything that happens."""
     if digest and seed is None:
         raise typer.BadParameter("a digest belongs to one run: give its --seed too (SEED=n).")
+    if saves is not None:
+        _replay_saves(saves)
+        return
     given = _read(scenario)
     if seed is not None:
         _replay(given or random_scenario(seed), seed, path=scenario, digest=digest)

@@ -20,13 +20,13 @@ I4      retries do not come in step                                 ``SpreadRetr
 I5      a slot has one holder, and is a lease                       ``SlotCells``
 I5      who reaches storage was let in, and no more than may be     ``Admitted``
 I5      a dead holder's slot is had again                           ``DeadHolders``
-I6      every save ends in exactly one way                          comes with the save pipeline
+I6      every save ends in exactly one way, and none is lost        ``checks_saves``
 I7      a call costs one read, and none while the view is fresh     ``CheapCalls``
 I7      what a waiter asks the store is bounded                     ``BoundedCost``
 I8      no two ranks return different verdicts                      ``OneVerdict``
 I8      who is taken for lost has been silent                       ``LostRanks``
 I8      a verdict is what the workers' outcomes make it             ``HonestVerdicts``
-I9      resume never finds a torn checkpoint                        comes with the save pipeline
+I9      resume never finds a torn checkpoint                        ``checks_saves``
 errors  what is raised is the answer to something that happened     ``KnownErrors``
 keys    nothing is left in the store for ever                       ``BoundedKeys``
 ======  ==========================================================  ===============================

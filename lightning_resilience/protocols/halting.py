@@ -29,22 +29,26 @@ from lightning_resilience.core.halting import (
     HaltRecord,
     PlaceRecord,
     agreed_batch,
+    limit_of,
     pause_s,
 )
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.agenda import put
 from lightning_resilience.protocols.effects import Get, MultiGet, Nonce, Now, Set, Sleep
+from lightning_resilience.protocols.member_patience import patience_of
+from lightning_resilience.protocols.persistent import with_persistence
 from lightning_resilience.protocols.shared_cell import create, update, write
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.agenda import AgendaRecord
+    from lightning_resilience.core.halting import Halt
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.joint_terms import Member
 
 
-__all__ = ["close_halt", "hold", "look", "open_halt", "stand"]
+__all__ = ["close_halt", "hold", "look", "meet", "open_halt", "stand"]
 
 
 def _cell(member: Member, validation: int) -> str:
@@ -176,6 +180,56 @@ def _answer(
         yield from put(member, item[0], item[1])
     written = yield from write(_cell(member, validation), opened, encode(answer))
     return answer if written.won else None
+
+
+def meet(
+    member: Member,
+    halt: Halt,
+    *,
+    batch: int,
+    length: str,
+    item: tuple[int, AgendaRecord] | None = None,
+) -> Protocol[None]:
+    """Do what is due between two batches of a validation, on any rank.
+
+    Args:
+        member: Who this rank is.
+        halt: What it knows of this validation; kept up to date.
+        batch: How many batches it has made.
+        length: How long its validation is, in words; empty where it does not know.
+        item: On rank 0, what it wants all ranks to act on when they leave, if anything: number on
+            the agenda, and record.
+
+    Raises:
+        JointUnavailableError: This rank has said that it stands here, and could not reach the
+            shared store for too long to learn whether it may go on.
+    """
+    if halt.limit is None:
+        yield from _first(member, halt, PlaceRecord(limit=limit_of(batch, raises=0), length=length))
+        return
+    halt.raises += 1
+    place = PlaceRecord(limit=limit_of(batch, raises=halt.raises), length=length)
+    persistence = patience_of(member, "agenda", seq=halt.validation)
+    holding = hold(member, halt.validation, place, item=item)
+    record = yield from with_persistence(holding, persistence)
+    if record.state == OPEN:
+        halt.limit = place.limit
+    else:
+        halt.answer = record
+
+
+def _first(member: Member, halt: Halt, place: PlaceRecord) -> Protocol[None]:
+    opens = member.rank == 0 and halt.wants_stop
+    ask = open_halt if opens else look
+    try:
+        record = yield from ask(member, halt.validation)
+        halt.look_again(now_s=(yield Now()), has_answered=True)
+        if record is not None and record.state == OPEN:
+            # First of all: what is said may arrive without an answer.
+            halt.limit = place.limit
+            yield from stand(member, halt.validation, place)
+    except StoreUnavailableError:
+        halt.look_again(now_s=(yield Now()), has_answered=False)
 
 
 def close_halt(member: Member, validation: int) -> Protocol[None]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
 HANG_S = 50.0
+KEYS_OF_A_BATCH = 130
+"""What two ranks have in the store before keys are removed, which is done for 16 operations."""
 
 
 @pytest.fixture
@@ -143,6 +145,24 @@ def test_a_failure_of_one_rank_is_that_of_all(
     assert values_of(told, 2) == expected(1.0)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_local_file_that_gets_no_name_fails_on_all_ranks(
+    start: Callable[..., Running], tmp_path: Path, rank: int
+) -> None:
+    """Beside its target a staged file is renamed; where that is refused, nothing of it is left."""
+    folder = tmp_path / "checkpoints"
+    rule = Rule(operations=("rename",), name=f"new/__{rank}_", error="denied")
+
+    told = rows(start(("save", "old"), ("save", "new"), folder=str(folder), rules=(rule,)))
+
+    assert [(each[1]["error"], each[1]["first_rank"]) for each in told] == [
+        ("JointError", rank)
+    ] * 2
+    left = sorted(path.name.split("_")[2] for path in (folder / "new").iterdir())
+    assert left == [str(1 - rank)]
+    assert (folder / "old" / ".metadata").exists()
+
+
 def test_metadata_that_cannot_be_published_fails_on_all_ranks(
     start: Callable[..., Running], tmp_path: Path
 ) -> None:
@@ -221,6 +241,28 @@ def test_a_rank_that_is_killed_while_it_writes_is_named(
     assert (other["error"], other["first_rank"]) == ("JointError", rank)
     assert f"rank {rank}" in other["text"]
     assert not (tmp_path / "checkpoints" / "new" / ".metadata").exists()
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"), [("put_file", "new/.metadata"), ("manifest_put_file", "new")]
+)
+def test_rank_zero_is_killed_while_it_completes_the_checkpoint(
+    start: Callable[..., Running], tmp_path: Path, operation: str, name: str
+) -> None:
+    """The other names it; what is found afterwards is a complete checkpoint, or none."""
+    rule = Rule(operations=(operation,), name=name, kill=True)
+    running = start(("save", "new"), rules=(rule,), group_timeout_s=600.0)
+    reports = running.wait(HANG_S)
+
+    other = reports[1]["steps"][0]
+    assert reports[0]["code"] == -signal.SIGKILL
+    assert (other["error"], other["first_rank"]) == ("JointError", 0)
+
+    told = rows(start(("load", "new")))
+
+    is_there = operation == "manifest_put_file"
+    assert [each[0].get("error") is None for each in told] == [is_there] * 2
+    assert (tmp_path / "checkpoints" / "new" / ".metadata").exists() is is_there
 
 
 def test_a_flipped_bit_is_found_before_any_tensor_is_touched(
@@ -383,3 +425,11 @@ def test_a_rank_that_is_killed_while_it_reads_is_named(start: Callable[..., Runn
     other = reports[0]["steps"][1]
     assert reports[1]["code"] == -signal.SIGKILL
     assert (other["error"], other["first_rank"]) == ("JointError", 1)
+
+
+def test_any_number_of_saves_leaves_few_keys(start: Callable[..., Running], tmp_path: Path) -> None:
+    """A writer for each save is no start anew: what nobody reads again is removed."""
+    told = rows(start(*[("save_often", "same")] * 4, folder=str(tmp_path / "checkpoints")))
+
+    numbers = [row["value"] for row in told[0]]
+    assert max(numbers) <= KEYS_OF_A_BATCH

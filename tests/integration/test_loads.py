@@ -47,6 +47,7 @@ pytestmark = [
 GROUP_TIMEOUT_S = 6.0
 OUTAGE_S = 8.0
 """Longer than the process group's timeout."""
+DEADLINE_S = 6.0
 Jobs: TypeAlias = "dict[str, Running]"
 
 
@@ -81,6 +82,10 @@ class IllOnRankOne:
 
 PLACES: dict[str, tuple[tuple[Rule, ...], dict[str, Any]]] = {
     "outage": ((Rule(operations=("open",), name="step=2", error="reset", lasting_s=OUTAGE_S),), {}),
+    "given up": (
+        (Rule(operations=("open",), name="step=2", error="reset", first=2),),
+        {"options": {"retry": {"deadline_s": DEADLINE_S}}},
+    ),
     "missing": ((), {"resume": "step=3.ckpt"}),
     "denied": ((), {"before": IllOnRankOne(Rule(operations=("open",), error="denied"))}),
     "killed": ((), {"before": IllOnRankOne(Rule(operations=("open",), hang=True))}),
@@ -139,6 +144,16 @@ def test_an_outage_at_the_load_is_waited_for_by_all_ranks(ill: Jobs) -> None:
     histories = [report["breakers"]["faulty://:read"]["history"] for report in reports]
     assert histories[0] == histories[1]
     assert "open" in [state for _, state, _ in histories[0]]
+
+
+@pytest.mark.multiprocess
+def test_an_outage_without_an_end_ends_the_wait_of_all_ranks(ill: Jobs) -> None:
+    """The one that reads gives up at its deadline, and so does the one that waits for it."""
+    reports = failed_alike(ill["given up"])
+
+    assert {report["outcome"] for report in reports} == {"transient"}
+    began_s = ill["given up"].plan.calls("open", name="step=2")[0]["at_s"]
+    assert all(report["ended_at_s"] - began_s >= DEADLINE_S for report in reports)
 
 
 @pytest.mark.multiprocess

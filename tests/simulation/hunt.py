@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning_resilience
 from lightning_resilience.drill.random_worlds import random_scenario
+from lightning_resilience.drill.save_sweep import saves_of_seed
 from lightning_resilience.drill.scenario_file import read_scenario
 from lightning_resilience.drill.sweep import run_world
 
@@ -27,14 +28,26 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.scenario import Scenario
 
 
-def worlds(task: dict[str, Any]) -> Iterator[tuple[str, Scenario, int]]:
-    """Yield where each world comes from, its scenario and its seed: given files first."""
+def worlds(task: dict[str, Any]) -> Iterator[tuple[str, Scenario | None, int]]:
+    """Yield where each world comes from, its scenario and its seed: given files first.
+
+    A world of saves has no scenario.
+    """
     for path in task["scenarios"]:
         scenario = read_scenario(path)
         for seed in task["seeds"]:
             yield path, scenario, seed
     for seed in task["worlds"]:
-        yield "", random_scenario(seed), seed
+        yield "", None if task["of_saves"] else random_scenario(seed), seed
+
+
+def failure_of(scenario: Scenario | None, seed: int) -> tuple[str, str]:
+    """Return which check has failed in a world, empty where none has, and what it said."""
+    if scenario is None:
+        run = saves_of_seed(seed)
+        return run.check, run.what
+    failure = run_world(scenario, seed).failure
+    return ("", "") if failure is None else (failure.check, failure.what)
 
 
 def hunt(task: dict[str, Any]) -> dict[str, Any]:
@@ -48,14 +61,14 @@ def hunt(task: dict[str, Any]) -> dict[str, Any]:
         ran += 1
         # A world that does not end is a find too, and nothing else would end it.
         faulthandler.dump_traceback_later(task["longest_s"], exit=True)
-        failure = run_world(scenario, seed).failure
+        check, what = failure_of(scenario, seed)
         faulthandler.cancel_dump_traceback_later()
-        if failure is None:
+        if not check:
             continue
-        if failure.check.startswith(tuple(task["found_by"])):
-            found = {"check": failure.check, "what": failure.what, "path": path, "seed": seed}
+        if check.startswith(tuple(task["found_by"])):
+            found = {"check": check, "what": what, "path": path, "seed": seed}
             return {**found, "ran": ran, "others": others}
-        others[failure.check] = others.get(failure.check, 0) + 1
+        others[check] = others.get(check, 0) + 1
     return {"check": "", "ran": ran, "others": others}
 
 

@@ -43,6 +43,7 @@ class Mutant:
         edits: The patch.
         found_by: Beginnings of the names of the checks that may find it: of the promise it breaks.
         scenarios: Scenario files to try before the random worlds, without folder and suffix.
+        of_saves: Whether it is hunted in worlds of saves, and not in those of jobs.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Mutant:
     edits: tuple[Edit, ...]
     found_by: tuple[str, ...]
     scenarios: tuple[str, ...] = ()
+    of_saves: bool = False
 
 
 def _edit(file: str, old: str, new: str) -> Edit:
@@ -979,6 +981,275 @@ _MUSTER = (
     ),
 )
 
+_SAVES = (
+    Mutant(
+        name="the manifest is written before the checkpoint is verified",
+        story="nothing was raised, so it is there",
+        edits=(
+            _edit(
+                "core/pipeline.py",
+                "    yield Do(Step.PUBLISH, staged)\n    yield Do(Step.VERIFY, staged)\n",
+                "    yield Do(Step.PUBLISH, staged)\n"
+                "    yield Do(Step.MARK, staged)\n"
+                "    yield Do(Step.VERIFY, staged)\n",
+            ),
+        ),
+        found_by=("I6", "I9"),
+        of_saves=True,
+    ),
+    Mutant(
+        name="what was published is not verified",
+        story="a storage that has dropped something would have said so",
+        edits=(
+            _edit(
+                "core/pipeline.py",
+                "    yield Do(Step.PUBLISH, staged)\n    yield Do(Step.VERIFY, staged)\n",
+                "    yield Do(Step.PUBLISH, staged)\n",
+            ),
+        ),
+        found_by=("I6", "I9"),
+        of_saves=True,
+    ),
+    Mutant(
+        name="the older manifest is there while its checkpoint is replaced",
+        story="the newer one replaces it in a moment",
+        edits=(
+            _edit(
+                "core/pipeline.py",
+                "        yield Do(Step.UNMARK)\n        yield from publish(staged)\n",
+                "        yield from publish(staged)\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="a checkpoint is removed before its manifest",
+        story="what says that it is complete is needed until it is gone",
+        edits=(
+            _edit(
+                "core/pipeline.py",
+                "    yield Do(Step.UNMARK)\n    yield Do(Step.ASK)\n    yield Do(Step.REMOVE)\n",
+                "    yield Do(Step.ASK)\n    yield Do(Step.REMOVE)\n    yield Do(Step.UNMARK)\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="a checkpoint is removed before the newer one is verified",
+        story="whoever asks for a removal knows that the newer one is there",
+        edits=(
+            _edit(
+                "core/retention.py",
+                "        if any(save.stage is Stage.PENDING for save in before):\n",
+                "        if False:\n",
+            ),
+            _edit(
+                "core/retention.py", "            save.stage is Stage.VERIFIED and ", "            "
+            ),
+        ),
+        found_by=("I6",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="what the run has started from is removed",
+        story="it is one too many like any other",
+        edits=(
+            _edit(
+                "core/retention.py",
+                "        if removal.path in self.started_from:\n",
+                "        if False:\n",
+            ),
+        ),
+        found_by=("I6",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="what a link points to is removed",
+        story="a link is another checkpoint",
+        edits=(
+            _edit(
+                "core/retention.py",
+                "        if any(target == removal.path for _, target in self.links):\n",
+                "        if False:\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="a directory is published in place, without a rename",
+        story="its files are there in the end",
+        edits=(
+            _edit(
+                "core/pipeline.py",
+                '    if renames:\n        yield Do(Step.PUBLISH, "")\n    for name in names:\n',
+                "    renames = False\n    for name in names:\n",
+            ),
+        ),
+        found_by=("I6", "I9"),
+        of_saves=True,
+    ),
+    Mutant(
+        name="every directory is a complete checkpoint",
+        story="who looks into a directory has to know all formats",
+        edits=(
+            _edit(
+                "core/shards.py",
+                "    if any(complete <= set(names) for complete in _COMPLETE):\n",
+                "    if True:\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="metadata is removed last",
+        story="the order does not matter, all of it goes",
+        edits=(
+            _edit(
+                "core/pipeline.py",
+                "    for name in removal_order(names):\n        yield Do(Step.ASK)\n",
+                "    for name in ():\n        yield Do(Step.ASK)\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="what is set aside loses its manifest first",
+        story="the manifest goes before what it describes, as everywhere",
+        edits=(
+            _edit(
+                "core/pipeline.py",
+                "        yield Do(Step.NOTE)\n        if renames:\n",
+                "        yield Do(Step.UNMARK)\n        yield Do(Step.NOTE)\n        if renames:\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="what is set aside is removed before it is copied",
+        story="it is damaged anyway",
+        edits=(
+            _edit(
+                "core/pipeline.py",
+                "    for name in names:\n        yield Do(Step.COPY, name)\n",
+                "",
+            ),
+        ),
+        found_by=("I6",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="an abandoned attempt publishes",
+        story="what has come so far may as well be finished",
+        edits=(
+            _edit(
+                "core/landings.py",
+                "BEFORE_SENDING: Final = (Act.SAY, Act.ASK)",
+                "BEFORE_SENDING: Final = (Act.SAY,)",
+            ),
+        ),
+        found_by=("I6", "I9"),
+        of_saves=True,
+    ),
+    Mutant(
+        name="an attempt asks first and says later that it sends",
+        story="first look, then leap",
+        edits=(
+            _edit(
+                "core/landings.py",
+                "BEFORE_SENDING: Final = (Act.SAY, Act.ASK)",
+                "BEFORE_SENDING: Final = (Act.ASK, Act.SAY)",
+            ),
+        ),
+        found_by=("I6", "I9"),
+        of_saves=True,
+    ),
+    Mutant(
+        name="what an abandoned attempt has sent is not waited for",
+        story="nobody wants its answer any more",
+        edits=(
+            _edit(
+                "core/landings.py",
+                "    return earlier.is_sent or not earlier.is_abandoned\n",
+                "    return not earlier.is_abandoned\n",
+            ),
+        ),
+        found_by=("I6", "I9"),
+        of_saves=True,
+    ),
+    Mutant(
+        name="a write does not wait for an earlier removal",
+        story="what is removed was there before",
+        edits=(
+            _edit(
+                "core/landings.py",
+                "        return not later.is_removal\n",
+                "        return False\n",
+            ),
+        ),
+        found_by=("I6", "I9"),
+        of_saves=True,
+    ),
+    Mutant(
+        name="a damaged checkpoint is not passed over",
+        story="the newest is what the user wants",
+        edits=(
+            _edit(
+                "core/fallback.py",
+                "        if not seen.rejected and not seen.doubt:\n",
+                "        if True:\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="a candidate is not compared with its manifest",
+        story="it has everything that a checkpoint has",
+        edits=(
+            _edit(
+                "core/fallback.py",
+                "    if differs is None:\n        return seen\n",
+                "    if differs is not None:\n        return seen\n",
+            ),
+            _edit("core/fallback.py", "rejected=differs, doubt", 'rejected="", doubt'),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="a directory that nobody can look into is believed",
+        story="nothing is known against it",
+        edits=(
+            _edit(
+                "core/fallback.py",
+                "        if not seen.rejected and not seen.doubt:\n",
+                "        if not seen.rejected:\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="the oldest candidate is looked at first",
+        story="sorted is sorted",
+        edits=(
+            _edit(
+                "core/resolution.py",
+                "    return sorted(set(candidates), key=rank, reverse=True)\n",
+                "    return sorted(set(candidates), key=rank)\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_saves=True,
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_RECORD,
     *_PROBE,
@@ -988,5 +1259,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *_JOINT,
     *_WORKERS,
     *_MUSTER,
+    *_SAVES,
 )
 """All of them."""

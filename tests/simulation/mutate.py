@@ -140,9 +140,10 @@ def run_worlds(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fails_without(found: dict[str, Any]) -> bool:
+def fails_without(found: dict[str, Any], *, of_saves: bool = False) -> bool:
     """Tell whether the package itself, with no bug in it, fails in the world of a find."""
     task = {
+        "of_saves": of_saves,
         "scenarios": [found["path"]] if found["path"] else [],
         "seeds": [found["seed"]] if found["path"] else [],
         "worlds": [] if found["path"] else [found["seed"]],
@@ -166,6 +167,7 @@ def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
     """
     spared: list[tuple[str, int]] = []
     task = {
+        "of_saves": mutant.of_saves,
         "scenarios": [str(SCENARIOS / f"{name}.yaml") for name in mutant.scenarios],
         "seeds": list(range(SEEDS_PER_SCENARIO)),
         "worlds": list(range(worlds)),
@@ -176,7 +178,7 @@ def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
         plant(mutant, Path(folder))
         while True:
             found = run_worlds(Path(folder), task)
-            if "path" not in found or not fails_without(found):
+            if "path" not in found or not fails_without(found, of_saves=mutant.of_saves):
                 return Hunt(mutant=mutant, **found)
             spared.append((found["path"], found["seed"]))
 

@@ -13,8 +13,6 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.sharded_work import look
 from lightning_resilience.adapters.listings import modified_s
@@ -149,35 +147,35 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
         OSError: It cannot be told.
     """
     place = storage.place(url)
-    manifests: list[Manifest] = []
-
-    def compare(_: None) -> str:
-        if not is_ours and find_info(place.fs, place.path) is None:
-            # What stands for a checkpoint in a format of the user's is not known.
-            return ""
-        return _differs(place, token, manifests)
-
     hands: dict[Step, Callable[[None], object]] = {
         Step.INSPECT: lambda _: (
-            inspect(storage, token, url=url) if is_ours else Inspection(path=url)
+            inspect(storage, token, url=url) if is_ours else _inspect_foreign(place, url)
         ),
-        Step.COMPARE: compare,
+        Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours),
         Step.IDENTIFY: lambda _: identify(storage, url, token),
     }
-    seen = carry_out(judging(), hands)
-    return replace(seen, is_committed=bool(manifests) and not seen.rejected)
+    return carry_out(judging(), hands)
 
 
-def _differs(place: Place, token: CancelToken, manifests: list[Manifest]) -> str:
-    """Return how it differs from its manifest; one that there is and is compared is appended."""
+def _inspect_foreign(place: Place, url: str) -> Inspection:
+    found = find_info(place.fs, place.path)
+    is_tree = found is not None and found["type"] == "directory"
+    return Inspection(path=url, doubt="nobody can look into its format" if is_tree else "")
+
+
+def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str | None:
+    if not is_ours and find_info(place.fs, place.path) is None:
+        # What stands for a checkpoint in a format of the user's is not known.
+        return None
     try:
         manifest = read_manifest(place, token)
     except CorruptCheckpointError as error:
         return str(error)
-    found = None if manifest is None else _found(place, manifest, token)
-    if manifest is None or found is None:
+    if manifest is None:
+        return None
+    found = _found(place, manifest, token)
+    if found is None:
         return ""
-    manifests.append(manifest)
     try:
         check_contents(place, manifest, found, token=token)
     except CorruptCheckpointError:

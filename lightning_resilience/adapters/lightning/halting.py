@@ -21,20 +21,9 @@ from lightning_resilience.adapters.lightning.namespaces_loops import (
     validation_length,
     validation_loop,
 )
-from lightning_resilience.core.agenda import ASK_AGAIN_S
-from lightning_resilience.core.halting import (
-    OPEN,
-    QUIET_S,
-    STOP,
-    PlaceRecord,
-    limit_of,
-    look_s,
-    pause_s,
-)
-from lightning_resilience.core.joint import unavailable_error
+from lightning_resilience.core.halting import Halt, look_s
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.halting import close_halt, hold, look, open_halt, stand
-from lightning_resilience.protocols.persistent import Persistence, with_persistence
+from lightning_resilience.protocols.halting import close_halt, meet
 
 
 if TYPE_CHECKING:
@@ -43,7 +32,6 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.patches import Patches
     from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.core.agenda import AgendaRecord
-    from lightning_resilience.core.halting import HaltRecord
 
 
 __all__ = ["Halting"]
@@ -62,93 +50,43 @@ class Halting:
         self._trainer = trainer
         self._member = session.member
         self._driver = session.driver
-        self._validation = 0
-        self._begin()
+        self._halt = self._new(0)
         loop = validation_loop(trainer)
         patches.replace(loop, VALIDATION, partial(self._validate, getattr(loop, VALIDATION)))
 
-    def _begin(self) -> None:
-        self._validation += 1
-        self._limit: int | None = None
-        self._raises = 0
-        self._is_told = False
-        self._answer: HaltRecord | None = None
-        self._looks_at_s = self._driver.clock.now_s() + look_s(self._member.world_size)
+    def _new(self, validation: int) -> Halt:
+        ranks = self._member.world_size
+        looks_at_s = self._driver.clock.now_s() + look_s(ranks)
+        return Halt(validation=validation, world_size=ranks, looks_at_s=looks_at_s)
 
     def _validate(self, inner: Callable[[], Any]) -> Any:
-        self._begin()
+        self._halt = halt = self._new(self._halt.validation + 1)
         value = inner()
-        if self._limit is not None and self._member.rank == 0:
-            self._hurry(close_halt(self._member, self._validation))
+        if halt.limit is not None and self._member.rank == 0:
+            # Who still validates finds out by itself otherwise, limit by limit.
+            with contextlib.suppress(StoreUnavailableError):
+                self._driver.run(close_halt(self._member, halt.validation), hurry=True)
         return value
 
     def is_reached(self, item: tuple[int, AgendaRecord] | None) -> bool:
         """Tell whether all ranks leave the validation now, between two batches.
 
         Args:
-            item: On rank 0, what is wanted of all ranks: number on the agenda, and record. On the
-                others it is not None where this rank wants a stop.
+            item: What this rank wants of all ranks, if anything: number on the agenda, and record.
 
         Raises:
             JointUnavailableError: This rank has said that it stands here, and cannot reach the
                 shared store any more to learn whether it may go on.
         """
-        batch = validated_batches(self._trainer)
-        if self._answer is None:
-            self._agree(batch, item)
-        answer = self._answer
-        return answer is not None and answer.state == STOP and batch >= answer.batch
-
-    def _agree(self, batch: int, item: tuple[int, AgendaRecord] | None) -> None:
-        if self._limit is not None:
-            if batch >= self._limit:
-                self._hold(batch, item if self._member.rank == 0 else None)
-        elif self._is_called(item):
-            # First of all: what is said may arrive without an answer.
-            self._limit = limit_of(batch, raises=0)
-            self._hurry(stand(self._member, self._validation, self._place(self._limit)))
-
-    def _is_called(self, item: tuple[int, AgendaRecord] | None) -> bool:
+        halt, batch = self._halt, validated_batches(self._trainer)
         now_s = self._driver.clock.now_s()
-        if item is not None and not self._is_told:
-            self._is_told = True
-            self._looks_at_s = now_s
-        if now_s < self._looks_at_s:
-            return False
-        pause = pause_s if self._is_told else look_s
-        self._looks_at_s = now_s + pause(self._member.world_size)
-        opens = self._is_told and self._member.rank == 0
-        protocol = open_halt if opens else look
-        record = self._hurry(protocol(self._member, self._validation))
-        return record is not None and record.state == OPEN
-
-    def _hold(self, batch: int, item: tuple[int, AgendaRecord] | None) -> None:
-        self._raises += 1
-        limit = limit_of(batch, raises=self._raises)
-        persistence = Persistence(
-            op="agenda", patience_s=self._member.store_patience_s, error=self._unavailable
-        )
-        holding = hold(self._member, self._validation, self._place(limit), item=item)
-        record = self._driver.run(with_persistence(holding, persistence))
-        if record.state == OPEN:
-            self._limit = limit
-        else:
-            self._answer = record
-
-    def _unavailable(self, lost_for_s: float, error: StoreUnavailableError) -> Exception:
-        return unavailable_error(
-            "agenda",
-            seq=self._validation,
-            rank=self._member.rank,
-            lost_for_s=lost_for_s,
-            cause=str(error),
-        )
-
-    def _place(self, limit: int) -> PlaceRecord:
-        return PlaceRecord(limit=limit, length=validation_length(self._trainer))
-
-    def _hurry(self, protocol: Any) -> Any:
-        with contextlib.suppress(StoreUnavailableError):
-            return self._driver.run(protocol, hurry=True)
-        self._looks_at_s = self._driver.clock.now_s() + (ASK_AGAIN_S if self._is_told else QUIET_S)
-        return None
+        if halt.is_due(batch, now_s=now_s, wants_stop=item is not None):
+            meeting = meet(
+                self._member,
+                halt,
+                batch=batch,
+                length=validation_length(self._trainer),
+                item=item if self._member.rank == 0 else None,
+            )
+            self._driver.run(meeting, hurry=True)
+        return halt.is_reached(batch)

@@ -108,7 +108,9 @@ class Mappings:
             gc.collect()
         used = [place for place, storage in self._storages if not storage.expired()]
         for place in self._ranges():
-            if not _replace(place, pages_of(place, used=used, page_bytes=mmap.PAGESIZE)):
+            # Without anything of ours in use it is not our map, but one that a user has made.
+            pages = pages_of(place, used=used, page_bytes=mmap.PAGESIZE)
+            if pages and not _replace(place, pages):
                 _log.warning(
                     "%s stays mapped while training runs, because the kernel would not move it. "
                     "Do not write to that file; to remove it does no harm.",

@@ -203,6 +203,7 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
 
         unmark = partial(remove_manifest, place, token)
         hands = {Step.UNMARK: lambda _: unmark(), Step.LINK: make}
+        session.alone.retaining.linking(linkpath, filepath)
         carry_out(linking(), hands)
         session.alone.retaining.linked(linkpath, filepath)
 

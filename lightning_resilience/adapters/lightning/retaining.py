@@ -96,6 +96,10 @@ class Retaining:
         """Note that what is there under that name is about to be replaced."""
         self._change(Retention.overwritten, self._name(url))
 
+    def linking(self, link: str, target: str) -> None:
+        """Note that ``link`` may point to ``target`` from now on, whatever is answered."""
+        self._change(Retention.linking, self._name(link), self._name(target))
+
     def linked(self, link: str, target: str) -> None:
         """Note that ``link`` points to ``target`` now."""
         self._change(Retention.linked, self._name(link), self._name(target))

@@ -25,7 +25,7 @@ from lightning_resilience.adapters.manifests import (
 from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.staging import is_staging_name, staging_name
 from lightning_resilience.adapters.storage import is_local, parent_of
-from lightning_resilience.adapters.trees import fetch, put_in_place, send
+from lightning_resilience.adapters.trees import fetch, identity, put_in_place, send
 from lightning_resilience.core import shards
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.pipeline import (
@@ -248,11 +248,11 @@ class Commit(Work):
             Step.ASK: lambda _: token.raise_if_cancelled(),
             Step.VERIFY: lambda _: self._verify(token),
             Step.PUBLISH: lambda _: self._metadata.attempt(token),
-            Step.STAMP: lambda _: _identity(source),
-            Step.IS_THERE: lambda stamp: _identity(place.path) == stamp,
+            Step.STAMP: lambda _: identity(source),
+            Step.IS_THERE: lambda stamp: identity(place.path) == stamp,
             Step.UNMARK: lambda _: remove_manifest(place, token),
-            Step.MOVE: lambda _: put_in_place(
-                source, place, aside=f"{source}.replaced", token=token
+            Step.MOVE: lambda stamp: put_in_place(
+                source, place, aside=f"{source}.replaced", token=token, stamp=stamp
             ),
             Step.DISCARD: lambda _: _discard(source),
             Step.MARK: mark,
@@ -281,12 +281,6 @@ def _discard(source: str) -> None:
         shutil.rmtree(older, ignore_errors=True)
         with contextlib.suppress(OSError):
             Path(older).unlink()
-
-
-def _identity(path: str) -> int | None:
-    with contextlib.suppress(FileNotFoundError):
-        return Path(path).stat().st_ino
-    return None
 
 
 class Look(Work):

@@ -13,14 +13,14 @@ from lightning_resilience.core.halting import (
     OFF,
     OPEN,
     STOP,
+    Halt,
     HaltRecord,
     PlaceRecord,
-    limit_of,
 )
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.protocols.agenda import take
-from lightning_resilience.protocols.effects import Sleep
-from lightning_resilience.protocols.halting import close_halt, hold, look, open_halt, stand
+from lightning_resilience.protocols.effects import Now, Sleep
+from lightning_resilience.protocols.halting import close_halt, hold, meet, open_halt, stand
 from tests.scenes import member
 from tests.scripted_driver import World
 
@@ -48,23 +48,15 @@ def validate(
     Returns:
         How it has ended, and after which batch.
     """
-    limit: int | None = None
-    raises = 0
-    answer: HaltRecord | None = None
+    halt = Halt(validation=1, world_size=who.world_size, looks_at_s=(yield Now()))
+    item = ITEM if who.rank == 0 else None
     for batch in range(begins_at, total + 1):
-        if answer is None and limit is None:
-            record = yield from open_halt(who, 1) if who.rank == 0 else look(who, 1)
-            if record is not None and record.state == OPEN:
-                limit = limit_of(batch, raises=0)
-                yield from stand(who, 1, PlaceRecord(limit=limit, length=length))
-        elif answer is None and limit is not None and batch >= limit:
-            raises += 1
-            place = PlaceRecord(limit=limit_of(batch, raises=raises), length=length)
-            held = yield from hold(who, 1, place, item=ITEM if who.rank == 0 else None)
-            limit = place.limit
-            answer = held if held.state != OPEN else None
-        if answer is not None and answer.state == STOP and batch >= answer.batch:
-            assert batch == answer.batch
+        now_s: float = yield Now()
+        if halt.is_due(batch, now_s=now_s, wants_stop=item is not None):
+            yield from meet(who, halt, batch=batch, length=length, item=item)
+        if halt.is_reached(batch):
+            assert halt.answer is not None
+            assert batch == halt.answer.batch
             return "left", batch
         yield Sleep(batch_s)
     if who.rank == 0:

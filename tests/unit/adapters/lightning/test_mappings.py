@@ -146,6 +146,20 @@ def test_what_has_an_address_only_is_let_go_of(path: str) -> None:
     assert array[5] == 7
 
 
+def test_a_map_of_the_users_own_stays(path: str) -> None:
+    """Of the same file, where nothing of ours is in use."""
+    own = torch.load(path, mmap=True, weights_only=True)
+    mappings = Mappings()
+    loaded = mappings.load(path, OPTIONS)
+
+    mappings.let_go()
+
+    assert len(maps_of(path)) == 1
+    for each in (own, loaded):
+        assert torch.equal(each["first"], torch.arange(1000.0))
+        assert torch.equal(each["second"], torch.ones(3, 4))
+
+
 def test_only_what_is_in_use_takes_memory(tmp_path: Path) -> None:
     """Of a large checkpoint of which a small part is kept, that part."""
     path = str(tmp_path / "a.ckpt")
