@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    Save = Callable[[dict[str, object], str, dict[str, Any]], None]
+    Save = Callable[[dict[str, object], str], None]
+    Saves = Callable[[dict[str, Any]], Save]
 
 KIBIBYTE = 1024
 PIECE_BYTES = 2**18
@@ -56,6 +57,7 @@ class Sink(http.server.BaseHTTPRequestHandler):
     sizes: ClassVar[dict[str, int]] = {}
     parts: ClassVar[dict[str, dict[int, int]]] = {}
     bytes_per_s: float = 0.0
+    first_byte_s: float = 0.0
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
@@ -83,6 +85,7 @@ class Sink(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, status: int, text: str = "", **headers: str) -> None:
         body = text.encode()
+        time.sleep(self.first_byte_s)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -148,28 +151,32 @@ class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
 
 
-def serve(bytes_per_s: float, answer: Connection) -> None:
+def serve(bytes_per_s: float, first_byte_s: float, answer: Connection) -> None:
     """Be the server, until the process is ended."""
-    Sink.bytes_per_s = bytes_per_s
+    Sink.bytes_per_s, Sink.first_byte_s = bytes_per_s, first_byte_s
     server = Server(("127.0.0.1", 0), Sink)
     answer.send(server.server_address[1])
     server.serve_forever()
 
 
-def lightning_save(checkpoint: dict[str, object], url: str, options: dict[str, Any]) -> None:
-    """Save as Lightning does without the callback."""
+def lightning_saves(options: dict[str, Any]) -> Save:
+    """Return what saves as Lightning does without the callback."""
     import fsspec  # noqa: PLC0415 - in the child only: its event loop must not be forked
 
     fsspec.config.conf["s3"] = options
-    TorchCheckpointIO().save_checkpoint(checkpoint, url)
+    return TorchCheckpointIO().save_checkpoint
 
 
-def our_save(checkpoint: dict[str, object], url: str, options: dict[str, Any]) -> None:
-    """Save as rank 0 does with the callback, at a healthy storage."""
+def our_saves(options: dict[str, Any]) -> Save:
+    """Return what saves as rank 0 does with the callback, at a healthy storage."""
     storage = Storage(options, spool=tempfile.gettempdir)
-    save = StagedSave(storage, url, checkpoint, nonce=SystemDice().nonce)
-    save.attempt(Token())
-    save.close()
+
+    def save(checkpoint: dict[str, object], url: str) -> None:
+        staged = StagedSave(storage, url, checkpoint, nonce=SystemDice().nonce)
+        staged.attempt(Token())
+        staged.close()
+
+    return save
 
 
 def peak_kib() -> int:
@@ -177,31 +184,27 @@ def peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def warm_up(options: dict[str, Any]) -> None:
-    """Load what a client needs before anything is measured."""
-    for save in (lightning_save, our_save):
-        save({"x": 1}, "s3://bucket/warm.ckpt", options)
-
-
 def child(
-    save: Save, checkpoint: dict[str, object], options: dict[str, Any], *, answer: Connection
+    saves: Saves, checkpoint: dict[str, object], options: dict[str, Any], *, answer: Connection
 ) -> None:
-    """Save once, and send seconds and extra KiB."""
-    warm_up(options)
+    """Save once by a client that has saved before, and send seconds and extra KiB."""
+    # Both libraries keep their client for as long as the process lives.
+    save = saves(options)
+    save({"x": 1}, "s3://bucket/warm.ckpt")
     before = peak_kib()
     started = time.perf_counter()
-    save(checkpoint, "s3://bucket/x.ckpt", options)
+    save(checkpoint, "s3://bucket/x.ckpt")
     answer.send((time.perf_counter() - started, peak_kib() - before))
 
 
 def measure(
-    save: Save, checkpoint: dict[str, object], options: dict[str, Any]
+    saves: Saves, checkpoint: dict[str, object], options: dict[str, Any]
 ) -> tuple[float, float]:
     """Return seconds and extra MiB of one save in a child of its own."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(
-        target=child, args=(save, checkpoint, options), kwargs={"answer": theirs}
+        target=child, args=(saves, checkpoint, options), kwargs={"answer": theirs}
     )
     process.start()
     seconds, kib = ours.recv()
@@ -215,12 +218,13 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mebibytes-per-s", type=float, default=0.0)
+    parser.add_argument("--first-byte-ms", type=float, default=0.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    rate = arguments.mebibytes_per_s * 2**20
-    server = context.Process(target=serve, args=(rate, theirs), daemon=True)
+    rate, first_byte_s = arguments.mebibytes_per_s * 2**20, arguments.first_byte_ms / 1000
+    server = context.Process(target=serve, args=(rate, first_byte_s, theirs), daemon=True)
     server.start()
     options = {
         "key": "testing",
@@ -230,11 +234,11 @@ def main() -> None:
     }
     tensors = {f"w{i}": torch.zeros(2**18).normal_() for i in range(arguments.mebibytes)}
     checkpoint: dict[str, object] = {"state_dict": tensors}
-    kinds: dict[str, Save] = {"Lightning": lightning_save, "lightning-resilience": our_save}
+    kinds: dict[str, Saves] = {"Lightning": lightning_saves, "lightning-resilience": our_saves}
     results: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(arguments.rounds):
-        for name, save in kinds.items():
-            results[name].append(measure(save, checkpoint, options))
+        for name, saves in kinds.items():
+            results[name].append(measure(saves, checkpoint, options))
     medians = {}
     for name, rows in results.items():
         medians[name] = statistics.median(seconds for seconds, _ in rows)

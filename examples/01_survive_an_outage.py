@@ -9,8 +9,9 @@ server on loopback, behind a proxy. From the write of ``step=0040.ckpt`` on, the
 
 * Without the callback the save raises, torchrun restarts the workers, each new attempt asks the
   ill storage for the newest checkpoint, and the job is dead while the outage still lasts.
-* With ``ResilienceCallback()`` the ranks wait together, for longer than the process group's timeout
-  of 10 s, one rank probes for all, and training goes on where it stood: no restart, nothing lost.
+* With ``ResilienceCallback(on_outage="wait")`` the ranks wait together, for longer than the process
+  group's timeout of 10 s, one rank probes for all, and training goes on where it stood: no restart,
+  nothing lost.
 
 Times are scaled down, in both runs alike: an outage of many minutes to 20 s, a process-group
 timeout of half an hour to 10 s, and the S3 client's own patience from 40 s to 2 s
@@ -190,8 +191,9 @@ def run_worker(home: Path, scale: Scale) -> None:
         folder, "{step:04d}", every_n_train_steps=SAVE_EVERY, save_top_k=-1, save_last=True
     )
     callbacks = [checkpoints, Pace(scale.pace_s, home / "step")]
-    # At full scale, these are the options that ResilienceCallback() has anyway.
-    resilience = ResilienceCallback(retry=scale.retry, breaker=scale.breaker)
+    # At full scale, these are the options that ResilienceCallback() has anyway, but for the policy:
+    # the table is about an outage that all ranks wait out.
+    resilience = ResilienceCallback(retry=scale.retry, breaker=scale.breaker, on_outage="wait")
     if home.name == "with":
         callbacks.append(resilience)
     timeout = timedelta(seconds=scale.group_timeout_s)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.adapters.dcp_reader import ResilientReader
+    from lightning_resilience.adapters.dcp_writer import ResilientWriter
     from lightning_resilience.adapters.guard import Guard
     from lightning_resilience.adapters.lightning.callback import ResilienceCallback
     from lightning_resilience.adapters.lightning.resilient_io import ResilientCheckpointIO
@@ -58,6 +60,8 @@ __all__ = [
     "ResilienceCallback",
     "ResilienceError",
     "ResilientCheckpointIO",
+    "ResilientReader",
+    "ResilientWriter",
     "RetriesExhaustedError",
     "RetryPolicy",
     "ScenarioError",
@@ -73,6 +77,8 @@ _HOMES: Final = {
     "Guard": "lightning_resilience.adapters.guard",
     "ResilienceCallback": "lightning_resilience.adapters.lightning.callback",
     "ResilientCheckpointIO": "lightning_resilience.adapters.lightning.resilient_io",
+    "ResilientReader": "lightning_resilience.adapters.dcp_reader",
+    "ResilientWriter": "lightning_resilience.adapters.dcp_writer",
     "RetryPolicy": "lightning_resilience.core.retry",
 }
 _ERRORS: Final = "lightning_resilience.errors"

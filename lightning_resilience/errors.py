@@ -14,7 +14,7 @@
     │   └── JointUnavailableError          this rank could not learn what the others agreed
     ├── PeerFailedError                    another rank has left, so this one stops
     ├── CheckpointError                    a checkpoint is not what was written
-    │   └── CorruptCheckpointError         what is there is not what its manifest says
+    │   └── CorruptCheckpointError         what is there is not what was saved
     ├── CallTimeoutError (also TimeoutError)  a call was abandoned at its timeout
     ├── InvalidTransitionError             a bug of ours
     ├── DrillFailedError                   a simulated job did not keep a promise; a bug of ours
@@ -281,7 +281,10 @@ class CheckpointError(ResilienceError):
 
 
 class CorruptCheckpointError(CheckpointError):
-    """What is there under a checkpoint's name is not what its manifest says was saved."""
+    """What is there under a checkpoint's name is not what was saved.
+
+    By its manifest, or, where it has none, by the checksums of its archive.
+    """
 
 
 class CallTimeoutError(ResilienceError, TimeoutError):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.gcs_server import gcs_bucket, gcs_server
 from tests.s3_server import bucket, s3_server
 from tests.single_rank import faulty, spool
 from tests.warm_python import warm_python
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["bucket", "faulty", "s3_server", "spool", "warm_python"]
+__all__ = ["bucket", "faulty", "gcs_bucket", "gcs_server", "s3_server", "spool", "warm_python"]
 
 TESTS = Path(__file__).resolve().parent
 
@@ -57,6 +58,7 @@ FOREIGN_VARIABLES = (
 FOREIGN_THREADS = (
     "asyncio_",  # executor of an event loop that fsspec keeps
     "fsspecIO",  # fsspec's event loop
+    "gcsfs-deferred-close",  # gcsfs, for clients that nobody holds any more
     "pin_memory",  # torch's data loader
     "tmonitor",  # progress bars
 )

@@ -88,6 +88,7 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "denied": _denied,
     "endpoint": lambda: EndpointConnectionError("Could not connect to the endpoint URL"),
     "expired": _expired,
+    "full": lambda: OSError(errno.ENOSPC, "no space left on device"),
     "panic": lambda: PanicException("called `Result::unwrap()` on an `Err` value"),
     "missing": lambda: FileNotFoundError(errno.ENOENT, "it is gone"),
     "throttled": lambda: HttpError(429),

@@ -112,7 +112,9 @@ def make_callback(options: Mapping[str, Any]) -> ResilienceCallback:
         "retry": {**RETRY, **options.get("retry", {})},
         "breaker": {**BREAKER, **options.get("breaker", {})},
     }
-    return ResilienceCallback(**{**options, **scaled})
+    # Most of these tests are about what is waited for; the spool has tests of its own.
+    policy = {"on_outage": os.environ.get("TESTS_ON_OUTAGE", "wait")}
+    return ResilienceCallback(**{**policy, **options, **scaled})
 
 
 class Steps:
@@ -243,13 +245,15 @@ _PATCHED = [
     "register_signal_handlers",
     "_broadcast_sigterm_tensor",
     "advance",
+    "run",
     "_ModelCheckpoint__warn_if_dir_not_empty",
 ]
 
 
 def patched(trainer: Any) -> list[str]:
     """Return which methods are replaced on the Trainer's parts now."""
-    parts = (trainer.strategy, trainer._signal_connector, trainer.fit_loop.epoch_loop)
+    loop = trainer.fit_loop.epoch_loop
+    parts = (trainer.strategy, trainer._signal_connector, loop, loop.val_loop)
     owners = (trainer, *parts, *trainer.callbacks)
     return [
         f"{type(owner).__name__}.{name}"

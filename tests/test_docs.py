@@ -35,6 +35,8 @@ from lightning_resilience import (
     Guard,
     ResilienceCallback,
     ResilientCheckpointIO,
+    ResilientReader,
+    ResilientWriter,
     RetryPolicy,
     config,
     errors,
@@ -258,6 +260,23 @@ def test_the_reference_lists_the_arguments_of_the_checkpoint_io() -> None:
 
     assert listed == [
         (parameter.name, str(parameter.default))
+        for parameter in parameters
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [("writer-arguments", ResilientWriter), ("reader-arguments", ResilientReader)],
+)
+def test_the_reference_lists_the_arguments_for_torchs_checkpoints(table: str, kind: Any) -> None:
+    """Every argument of the writer and the reader is listed with its default."""
+    parameters = inspect.signature(kind).parameters.values()
+
+    listed = [(names_in(row[0])[0], row[1]) for row in table_of(REFERENCE, table)]
+
+    assert listed == [
+        (parameter.name, "" if parameter.default is parameter.empty else str(parameter.default))
         for parameter in parameters
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     ]

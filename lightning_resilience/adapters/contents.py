@@ -23,6 +23,7 @@ DAMAGED: Final = (zipfile.BadZipFile, struct.error, NotImplementedError, ValueEr
 """What reading the table raises where it is damaged, unless a read has failed."""
 
 _BEGINS: Final = b"PK\x03\x04"
+_HEAD_BYTES: Final = 64
 _SMALLEST_BYTES: Final = 64
 """An archive with one part is larger. Below, ``zipfile`` seeks to before the beginning."""
 
@@ -38,7 +39,9 @@ def contents_digest(file: Any) -> str:
         Empty for a file of another format.
 
     Raises:
-        zipfile.BadZipFile: It begins in that format, and has no table of contents.
+        zipfile.BadZipFile: It begins in that format and has no table of contents, or it begins as
+            no checkpoint does: with zeros, as a filesystem leaves a file whose host has died, or
+            with a tag, as a server begins its page about an error.
     """
     digest = xxhash.xxh3_128()
     try:
@@ -50,7 +53,14 @@ def contents_digest(file: Any) -> str:
                 digest.update(f"{part.filename}\0{part.CRC:x}\0{part.file_size:x}\n".encode())
     except DAMAGED as error:
         file.seek(0)
-        if file.read(len(_BEGINS)) == _BEGINS:
+        head = file.read(_HEAD_BYTES)
+        if head.startswith(_BEGINS):
             raise zipfile.BadZipFile(str(error)) from error
+        if head and not any(head):
+            message = "it begins with zeros"
+            raise zipfile.BadZipFile(message) from error
+        if head.lstrip().startswith(b"<"):
+            message = "it is a page of HTML or XML"
+            raise zipfile.BadZipFile(message) from error
         return ""
     return digest.hexdigest()

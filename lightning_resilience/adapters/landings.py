@@ -14,6 +14,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from fsspec.callbacks import Callback
+
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.landings import BEFORE_SENDING, Act, Request, blocks, refusal
 from lightning_resilience.errors import CheckpointError
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["Landing", "landing", "removing"]
+__all__ = ["Landing", "Progress", "landing", "removing"]
 
 
 class Landing:
@@ -70,6 +72,29 @@ class Landing:
             is_sent=self.is_sent,
             is_abandoned=self.token.cancelled,
         )
+
+
+class Progress(Callback):  # type: ignore[misc] # fsspec has no types
+    """Passes progress of a foreign upload on, and breaks it off once the caller has given up.
+
+    Args:
+        landing: Of the upload.
+        size_bytes: Length of the file.
+    """
+
+    def __init__(self, landing: Landing, *, size_bytes: int) -> None:
+        super().__init__()
+        self._landing = landing
+        self._size_bytes = size_bytes
+
+    def relative_update(self, inc: int = 1) -> None:
+        """Say that so many more bytes were sent."""
+        super().relative_update(inc)
+        self._landing.token.progress()
+        if self.value >= self._size_bytes:
+            # What makes the object appear comes next.
+            self._landing.send()
+        self._landing.token.raise_if_cancelled()
 
 
 class _Pending:

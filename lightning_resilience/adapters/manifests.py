@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_resilience.adapters.object_store import find_info
-from lightning_resilience.adapters.staging import discard, stage
+from lightning_resilience.adapters.small_objects import check_size, put
 from lightning_resilience.adapters.trees import digest_of_file, files_below
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.manifest import (
@@ -61,17 +61,8 @@ def write_manifest(place: Place, manifest: Manifest, *, nonce: str, token: Cance
     """
     path = manifest_path(place.path)
     data = encode_manifest(manifest)
-    staged_path = place.store.staging_path(path, nonce)
-    try:
-        staged = stage(lambda file: file.write(data), staged_path, token)
-        place.store.publish(staged.path, path, token)
-    finally:
-        discard(staged_path)
-    found = place.store.size(path)
-    if found != len(data):
-        there = "nothing is there" if found is None else f"{found} bytes are there"
-        message = f"{len(data)} bytes were written to {path}, but {there}"
-        raise CheckpointError(message)
+    put(place.store, path, data, nonce=nonce, token=token)
+    check_size(place.store, path, len(data))
 
 
 def remove_manifest(place: Place, token: CancelToken) -> None:

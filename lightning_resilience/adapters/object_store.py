@@ -14,8 +14,9 @@ others          in the spool directory                      one ``put_file`` of 
 
 ``put_file`` of s3fs reads up to 100 MiB into memory and sends larger files as a multipart upload
 that knows nothing of its caller's timeout. A PutObject is atomic by the protocol: a connection that
-ends early leaves no object. What is longer is sent in parts, a few at once (``s3_upload``), which
-several connections carry faster than one. An upload in parts that is gone when it is to be
+ends early leaves no object. What is longer is sent in parts, several at once (``s3_upload``), which
+several connections carry faster than one; the first ones, where the caller asks for it, while the
+rest of the file is still being staged. An upload in parts that is gone when it is to be
 completed may be gone *because* it was completed, by a request whose answer was lost; so the object
 is looked for before the upload counts as failed.
 
@@ -29,15 +30,16 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsspec.callbacks import Callback
-
-from lightning_resilience.adapters.landings import landing, removing
-from lightning_resilience.adapters.s3_upload import put_object, put_parts
+from lightning_resilience.adapters.google_storage import compare_crc32c, raise_if_no_bucket
+from lightning_resilience.adapters.landings import Progress, landing, removing
+from lightning_resilience.adapters.s3_upload import parted_upload, put_object
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.core.evidence import inner_codes
+from lightning_resilience.core.parts import Lengths, cut
 
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.landings import Landing
+    from lightning_resilience.adapters.s3_upload import PartedUpload
     from lightning_resilience.ports import CancelToken
 
 
@@ -58,14 +61,14 @@ __all__ = [
     "strip_protocol",
 ]
 
-_PUT_OBJECT_BYTES_MAX = 16 * 2**20
-_PART_BYTES = 16 * 2**20
+_S3_LENGTHS = Lengths(single_bytes=16 * 2**20, shortest_bytes=5 * 2**20, longest_bytes=16 * 2**20)
 # What "there is no such object" looks like inside a FileNotFoundError; no code at all is what
 # filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
 _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
 _UPLOAD_IS_GONE = "NoSuchUpload"
 # What they send is one request where it is small enough, and they tell of it afterwards.
 _SENDING_AT_ONCE = frozenset({"gs", "gcs", "abfs", "abfss", "az", "adl"})
+_GOOGLE = frozenset({"gs", "gcs"})
 # Half of the default stall_timeout_s, for who has no policy.
 _PATIENCE_S = 30.0
 # Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
@@ -103,11 +106,24 @@ class FsspecObjectStore:
             return str(Path(strip_protocol(self._fs, path)).parent / name)
         return str(Path(self._spool_directory) / name)
 
-    def publish(self, staged_path: str, path: str, token: CancelToken) -> None:
+    def publish(
+        self,
+        staged_path: str,
+        path: str,
+        token: CancelToken,
+        *,
+        upload: PartedUpload | None = None,
+    ) -> None:
         """Make the staged file appear under ``path``, whole or not at all.
 
         On a local filesystem the staged file is gone afterwards; elsewhere it stays, so that this
         can be repeated, and is removed with ``staging.discard``.
+
+        Args:
+            staged_path: The file, whole.
+            path: Where it is to appear.
+            token: The caller's token.
+            upload: What has sent parts of it meanwhile, from the method of that name.
 
         Raises:
             CallTimeoutError: The caller has given up; nothing appears.
@@ -117,7 +133,10 @@ class FsspecObjectStore:
             self._publish_by_rename(staged_path, path, token)
             return
         with self.landing(path, token) as landing:
-            self._send(staged_path, path, landing)
+            if upload is not None and upload.is_begun and upload.plan.holds(_size(staged_path)):
+                self._complete(upload, staged_path, path, landing=landing)
+            else:
+                self._send(staged_path, path, landing)
         token.progress()
         self._fs.invalidate_cache(path)
 
@@ -133,7 +152,7 @@ class FsspecObjectStore:
             data = Path(staged_path).read_bytes()
             landing.send()
             self._fs.pipe_file(path, data)
-        elif "s3" in self._protocols and _size(staged_path) <= _PUT_OBJECT_BYTES_MAX:
+        elif "s3" in self._protocols and _size(staged_path) <= _S3_LENGTHS.single_bytes:
             put_object(self._fs, staged_path, path, landing=landing)
         elif "s3" in self._protocols:
             self._put_parts(staged_path, path, landing)
@@ -224,37 +243,46 @@ class FsspecObjectStore:
         landing.token.raise_if_cancelled()
         if not _SENDING_AT_ONCE.isdisjoint(self._protocols):
             landing.send()
-        progress = _Progress(landing, size_bytes=_size(staged_path))
+        progress = Progress(landing, size_bytes=_size(staged_path))
         self._fs.put_file(staged_path, path, callback=progress)
+        if not _GOOGLE.isdisjoint(self._protocols):
+            compare_crc32c(find_info(self._fs, path), staged_path, landing.token)
+
+    def upload(
+        self, staged_path: str, path: str, token: CancelToken, *, expected_bytes: int
+    ) -> AbstractContextManager[PartedUpload | None]:
+        """Return what sends a file while it is still being written; None where nothing can.
+
+        Args:
+            staged_path: Where it is staged.
+            path: Where it is to appear, by ``publish``.
+            token: The caller's token.
+            expected_bytes: About how long it will be.
+        """
+        if "s3" not in self._protocols:
+            return nullcontext()
+        plan = cut(expected_bytes, _S3_LENGTHS)
+        return parted_upload(self._fs, staged_path, path, token=token, plan=plan)
 
     def _put_parts(self, staged_path: str, path: str, landing: Landing) -> None:
+        plan = cut(_size(staged_path), _S3_LENGTHS)
+        with parted_upload(self._fs, staged_path, path, token=landing.token, plan=plan) as upload:
+            self._complete(upload, staged_path, path, landing=landing)
+
+    def _complete(
+        self, upload: PartedUpload, staged_path: str, path: str, *, landing: Landing
+    ) -> None:
+        size_bytes = _size(staged_path)
         before = find_info(self._fs, path)
         try:
-            put_parts(self._fs, staged_path, path, landing=landing, part_bytes=_PART_BYTES)
+            upload.complete(size_bytes, landing)
         except FileNotFoundError as error:
             if _UPLOAD_IS_GONE not in _codes(error):
                 raise
             after = find_info(self._fs, path)
             # One of the same size that has been there before is not the one that was sent.
-            if after is None or after == before or int(after["size"]) != _size(staged_path):
+            if after is None or after == before or int(after["size"]) != size_bytes:
                 raise
-
-
-class _Progress(Callback):  # type: ignore[misc] # fsspec has no types
-    """Passes progress of a foreign upload on, and breaks it off once the caller has given up."""
-
-    def __init__(self, landing: Landing, *, size_bytes: int) -> None:
-        super().__init__()
-        self._landing = landing
-        self._size_bytes = size_bytes
-
-    def relative_update(self, inc: int = 1) -> None:
-        super().relative_update(inc)
-        self._landing.token.progress()
-        if self.value >= self._size_bytes:
-            # What makes the object appear comes next.
-            self._landing.send()
-        self._landing.token.raise_if_cancelled()
 
 
 def protocols(fs: AbstractFileSystem | type[AbstractFileSystem]) -> tuple[str, ...]:
@@ -293,6 +321,8 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
             raise FileNotFoundError(errno.ENOENT, "there is no such bucket", path) from error
         if not _is_absence(error):
             raise
+        if not _GOOGLE.isdisjoint(protocols(fs)):
+            raise_if_no_bucket(fs, path)
         return None
 
 

@@ -17,7 +17,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.object_store import protocols
-from lightning_resilience.adapters.staging import discard, stage
+from lightning_resilience.adapters.small_objects import check_size, put
 from lightning_resilience.core.manifest import DIRECTORY
 from lightning_resilience.core.preflight import Refusal, Step, Trial, is_leftover, is_refusal
 from lightning_resilience.errors import CheckpointError
@@ -93,7 +93,9 @@ class DirectoryTrial:
             self._try(Step.ASK, lambda: place.store.size(place.path), token)
             self._try(Step.WRITE, lambda: self._write(place, nonce, token), token)
             if place in self._written:
-                self._try(Step.CONFIRM, lambda: _confirm(place, len(data)), token)
+                self._try(
+                    Step.CONFIRM, lambda: check_size(place.store, place.path, len(data)), token
+                )
                 self._try(Step.READ, lambda: _read_back(place, data), token)
                 self._try(Step.LIST, lambda: self._clear_leftovers(place), token)
                 self._try(Step.REMOVE, self._remove_ours, token)
@@ -114,12 +116,7 @@ class DirectoryTrial:
         token.progress()
 
     def _write(self, place: Place, nonce: str, token: CancelToken) -> None:
-        staged_path = place.store.staging_path(place.path, nonce)
-        try:
-            staged = stage(lambda file: file.write(nonce.encode()), staged_path, token)
-            place.store.publish(staged.path, place.path, token)
-        finally:
-            discard(staged_path)
+        put(place.store, place.path, nonce.encode(), nonce=nonce, token=token)
         self._written.append(place)
 
     def _remove_ours(self) -> None:
@@ -144,14 +141,6 @@ class DirectoryTrial:
         age = place.fs.modified(place.path) - place.fs.modified(path)
         if is_leftover(age.total_seconds(), policy=self._policy):
             place.store.unlink(path)
-
-
-def _confirm(place: Place, size_bytes: int) -> None:
-    found = place.store.size(place.path)
-    if found != size_bytes:
-        there = "nothing is" if found is None else f"{found} bytes are"
-        message = f"{size_bytes} bytes were written to try the directory, but {there} there"
-        raise CheckpointError(message)
 
 
 def _read_back(place: Place, data: bytes) -> None:

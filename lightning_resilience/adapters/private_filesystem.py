@@ -21,6 +21,7 @@ from fsspec.utils import stringify_path
 
 from lightning_resilience.adapters.object_store import protocols
 from lightning_resilience.core.evidence import type_names
+from lightning_resilience.core.parts import CONNECTIONS
 
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ def _one_request(config_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     from lightning_resilience.adapters.s3_session import session_options  # noqa: PLC0415 - optional
 
     retries = {**(config_kwargs.get("retries") or {}), "total_max_attempts": 1}
-    return {**session_options(), **config_kwargs, "retries": retries}
+    defaults = {**session_options(), "max_pool_connections": CONNECTIONS}
+    return {**defaults, **config_kwargs, "retries": retries}
 
 
 def _undecorate(fs: AbstractFileSystem) -> None:

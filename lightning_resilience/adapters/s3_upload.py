@@ -7,23 +7,28 @@ Once its caller has given up, a request that cannot take effect any more is canc
 in parts is aborted, so that a server that never answers keeps neither a connection nor parts. One
 that was sent completely is not cancelled: it may be carried out, and only its end says that it was
 or was not.
+
+Parts of a file can be sent while the rest of it is still being written. No object comes of them
+before the file is whole: only then is the upload completed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import io
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
-from lightning_resilience.core.parts import cut
 from lightning_resilience.runtime.calls import PIECE_S
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.landings import Landing
@@ -31,10 +36,13 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["put_object", "put_parts"]
+__all__ = ["PartedUpload", "parted_upload", "put_object"]
 
 _DRAIN_S: Final = 5.0
 """Requests that were called off end at once; whoever waits for more than that waits for a bug."""
+
+_PIECE_BYTES: Final = 2**20
+"""How much of a part is read at once where the client does not say: as it does over TLS."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,89 +66,134 @@ def put_object(fs: AbstractFileSystem, staged_path: str, path: str, *, landing: 
         _request(fs, "put_object", landing, Bucket=bucket, Key=key, Body=body)
 
 
-def put_parts(
-    fs: AbstractFileSystem, staged_path: str, path: str, *, landing: Landing, part_bytes: int
-) -> None:
-    """Send a file in parts, several at once, and complete them; on any error abort the upload.
+@contextlib.contextmanager
+def parted_upload(
+    fs: AbstractFileSystem, staged_path: str, path: str, *, token: CancelToken, plan: Cut
+) -> Iterator[PartedUpload]:
+    """Send a file in parts within the block, in which it may still be growing.
+
+    Where the block is left before the upload is complete, nothing of it stays: no request is under
+    way any more when it is aborted, since a part that arrived after that would stay, and be paid
+    for.
 
     Args:
         fs: The client, an ``s3fs.S3FileSystem``.
-        staged_path: The file.
+        staged_path: The file. It exists once ``grow`` is called.
         path: Bucket and key.
-        landing: As for ``put_object``.
-        part_bytes: Length of a part; longer where there would be too many, see ``core.parts``.
-
-    Raises:
-        CallTimeoutError: The caller has given up.
-        OSError: What the storage raised.
+        token: The caller's token.
+        plan: The parts.
     """
-    bucket, key, _ = fs.split_path(path)
-    landing.token.raise_if_cancelled()
-    made = _request(fs, "create_multipart_upload", landing, Bucket=bucket, Key=key)
-    upload = {"Bucket": bucket, "Key": key, "UploadId": made["UploadId"]}
+    upload = PartedUpload(fs, staged_path, path, token=token, plan=plan)
     try:
-        with Path(staged_path).open("rb") as file:
-            plan = cut(os.fstat(file.fileno()).st_size, part_bytes=part_bytes)
-            parts = _Parts(fs, file.fileno(), upload, plan=plan, landing=landing).sent()
-        landing.send()
-        listed = {"Parts": parts}
-        _request(fs, "complete_multipart_upload", landing, **upload, MultipartUpload=listed)
-    except BaseException:
-        _abort(fs, upload)
-        raise
+        yield upload
+    finally:
+        upload.end()
 
 
-class _Parts:
-    """The parts of one upload, sent in the client's event loop by a few workers.
+class PartedUpload:
+    """An upload in parts; made by ``parted_upload``.
 
-    Whatever happens, no request is under way any more when this is over: a part that arrived after
-    the abort would stay, and be paid for.
+    A part that fails ends the sending, and is told by ``complete``: whoever writes the file is not
+    disturbed, and has it for another attempt. One thread at a time calls; the requests run in the
+    client's event loop.
     """
 
     def __init__(
-        self,
-        fs: AbstractFileSystem,
-        fd: int,
-        upload: dict[str, Any],
-        *,
-        plan: Cut,
-        landing: Landing,
+        self, fs: AbstractFileSystem, staged_path: str, path: str, *, token: CancelToken, plan: Cut
     ) -> None:
+        self.plan = plan
+        bucket, key, _ = fs.split_path(path)
         self._fs = fs
-        self._fd = fd
-        self._upload = upload
-        self._plan = plan
-        self._token = landing.token
-        self._numbers = iter(range(1, plan.count + 1))
-        self._tags: dict[int, str] = {}
+        self._staged_path = staged_path
+        self._token = token
+        self._upload: dict[str, Any] = {"Bucket": bucket, "Key": key}
+        self._file: IO[bytes] | None = None
+        self._ready = 0
+        self._sending: concurrent.futures.Future[None] | None = None
+        self._is_complete = False
+        # What follows belongs to the event loop.
+        self._size_bytes = self._taken = 0
+        self._is_whole = False
+        self._grown = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
+        self._tags: dict[int, str] = {}
 
-    def sent(self) -> list[dict[str, Any]]:
-        """Send all parts; return what completes the upload."""
-        sending = asyncio.run_coroutine_threadsafe(self._send(), self._fs.loop)
+    def end(self) -> None:
+        """Abort what is not complete."""
         try:
-            while not concurrent.futures.wait([sending], timeout=PIECE_S).done:
-                self._token.raise_if_cancelled()
-        except BaseException:
-            self._fs.loop.call_soon_threadsafe(self._call_off)
-            if not concurrent.futures.wait([sending], timeout=_DRAIN_S).done:
-                _log.warning("a part of %s was still under way", self._upload["Key"])
-            raise
+            if self._sending is not None and not self._is_complete:
+                self._call_off(self._sending)
+        finally:
+            if self._file is not None:
+                self._file.close()
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was sent."""
+        return self._sending is not None
+
+    def grow(self, size_bytes: int) -> None:
+        """Say that the file has so many bytes now; the parts that are whole are sent meanwhile."""
+        ready = self.plan.ready(size_bytes, is_whole=False)
+        if ready > self._ready:
+            self._ready = ready
+            self._tell(size_bytes, is_whole=False)
+
+    def complete(self, size_bytes: int, landing: Landing) -> None:
+        """Send what is left of a file that is whole, and make the object of the parts.
+
+        Raises:
+            CallTimeoutError: The caller has given up.
+            OSError: What the storage raised, also to a part that was sent before.
+        """
+        self._wait_for(self._tell(size_bytes, is_whole=True))
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
+        landing.send()
+        listed = {"Parts": parts}
+        _request(
+            *(self._fs, "complete_multipart_upload", landing),
+            **self._upload,
+            MultipartUpload=listed,
+        )
+        self._is_complete = True
+
+    def _tell(self, size_bytes: int, *, is_whole: bool) -> concurrent.futures.Future[None]:
+        if self._sending is None:
+            self._file = Path(self._staged_path).open("rb")  # noqa: SIM115 - closed with the block
+            self._sending = asyncio.run_coroutine_threadsafe(self._send(), self._fs.loop)
+        self._fs.loop.call_soon_threadsafe(self._note, size_bytes, is_whole)
+        return self._sending
+
+    def _wait_for(self, sending: concurrent.futures.Future[None]) -> None:
+        while not concurrent.futures.wait([sending], timeout=PIECE_S).done:
+            self._token.raise_if_cancelled()
         if sending.exception() is not None:
             # A body that breaks off because the caller has given up is an error of the network to
             # the client.
             self._token.raise_if_cancelled()
         sending.result()
-        return [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
 
-    def _call_off(self) -> None:
+    def _call_off(self, sending: concurrent.futures.Future[None]) -> None:
+        self._fs.loop.call_soon_threadsafe(self._cancel)
+        if not concurrent.futures.wait([sending], timeout=_DRAIN_S).done:
+            _log.warning("a part of %s was still under way", self._upload["Key"])
+        if "UploadId" in self._upload:
+            _abort(self._fs, self._upload)
+
+    def _cancel(self) -> None:
         # Not the future's own cancel, which would not wait for the workers.
         if self._task is not None:
             self._task.cancel()
 
+    def _note(self, size_bytes: int, is_whole: bool) -> None:  # noqa: FBT001 - positional only there
+        self._size_bytes, self._is_whole = size_bytes, is_whole
+        self._grown.set()
+
     async def _send(self) -> None:
         self._task = asyncio.current_task()
-        workers = [asyncio.ensure_future(self._work()) for _ in range(self._plan.in_flight)]
+        made = await self._call("create_multipart_upload")
+        self._upload["UploadId"] = made["UploadId"]
+        workers = [asyncio.ensure_future(self._work()) for _ in range(self.plan.in_flight)]
         try:
             await asyncio.gather(*workers)
         finally:
@@ -149,15 +202,24 @@ class _Parts:
             await asyncio.gather(*workers, return_exceptions=True)
 
     async def _work(self) -> None:
-        for number in self._numbers:
+        while (number := await self._next()) is not None:
             self._token.raise_if_cancelled()
-            offset = (number - 1) * self._plan.part_bytes
-            body = _Part(self._fd, offset, self._plan.part_bytes, token=self._token)
-            answer = await self._fs._call_s3(  # noqa: SLF001 - the one that can be cancelled
-                "upload_part", **self._upload, PartNumber=number, Body=body
-            )
+            body = _Part(self._file, self.plan.span(number, self._size_bytes), token=self._token)
+            answer = await self._call("upload_part", PartNumber=number, Body=body)
             self._tags[number] = answer["ETag"]
             self._token.progress()
+
+    async def _next(self) -> int | None:
+        while self._taken >= self.plan.ready(self._size_bytes, is_whole=self._is_whole):
+            if self._is_whole:
+                return None
+            self._grown.clear()
+            await self._grown.wait()
+        self._taken += 1
+        return self._taken
+
+    async def _call(self, method: str, **kwargs: Any) -> Any:
+        return await self._fs._call_s3(method, **self._upload, **kwargs)  # noqa: SLF001 - the one that can be cancelled
 
 
 def _abort(fs: AbstractFileSystem, upload: dict[str, Any]) -> None:
@@ -187,29 +249,23 @@ def _start(fs: AbstractFileSystem, method: str, **kwargs: Any) -> concurrent.fut
     return asyncio.run_coroutine_threadsafe(call, fs.loop)
 
 
-class _Part(io.RawIOBase):
+class _Part:
     """A part of an open file, which is read as it is sent and never whole in memory.
 
+    To aiohttp it is no file: that would be read in pieces of 64 KiB, each in a thread, and wait for
+    the thread each time. What was just staged is read from memory, as botocore does for checksums.
+
     Args:
-        fd: The file.
-        offset: Where the part begins.
-        limit: How long it is at most; the last one ends with the file.
+        file: The file.
+        span: Where the part begins, and how long it is.
         token: Told of each piece that is read.
     """
 
-    def __init__(self, fd: int, offset: int, limit: int, *, token: CancelToken) -> None:
-        super().__init__()
-        self._fd = fd
-        self._offset = offset
-        self._size_bytes = min(limit, os.fstat(fd).st_size - offset)
+    def __init__(self, file: Any, span: tuple[int, int], *, token: CancelToken) -> None:
+        self._file = file
+        self._offset, self._size_bytes = span
         self._token = token
         self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
     def tell(self) -> int:
         return self._position
@@ -219,14 +275,23 @@ class _Part(io.RawIOBase):
         self._position = base + offset
         return self._position
 
-    def readinto(self, buffer: Any, /) -> int:
+    def read(self, size: int | None = None, /) -> bytes:
         self._token.raise_if_cancelled()
         left = max(0, self._size_bytes - self._position)
-        data = os.pread(self._fd, min(left, len(buffer)), self._offset + self._position)
-        buffer[: len(data)] = data
+        wanted = left if size is None or size < 0 else min(left, size)
+        data = os.pread(self._file.fileno(), wanted, self._offset + self._position)
         self._position += len(data)
         self._token.progress()
-        return len(data)
+        return data
+
+    def __aiter__(self) -> _Part:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data = self.read(_PIECE_BYTES)
+        if not data:
+            raise StopAsyncIteration
+        return data
 
 
 class _Body(io.FileIO):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.manifests import raw_manifest, remove_manifest
 from lightning_resilience.adapters.object_store import find_info, fsync_directory, list_files
-from lightning_resilience.adapters.staging import discard, stage
+from lightning_resilience.adapters.small_objects import check_size, put
 from lightning_resilience.adapters.trees import below, put_in_place
 from lightning_resilience.core.evidence import one_line, redacted
 from lightning_resilience.core.outcome import classify
@@ -36,7 +36,6 @@ from lightning_resilience.core.set_aside import (
     mark_of,
     note_path,
 )
-from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
@@ -130,13 +129,7 @@ def _write_note(
     manifest = (raw_manifest(place, token) or b"").decode(errors="replace")
     name = PurePosixPath(place.path).name
     data = encode_note(Note(path=name, reason=redacted(damaged.rejected), manifest=manifest))
-    path = note_path(aside)
-    staged_path = place.store.staging_path(path, nonce)
-    try:
-        staged = stage(lambda file: file.write(data), staged_path, token)
-        place.store.publish(staged.path, path, token)
-    finally:
-        discard(staged_path)
+    put(place.store, note_path(aside), data, nonce=nonce, token=token)
 
 
 def _rename(place: Place, aside: str, token: CancelToken) -> None:
@@ -174,10 +167,6 @@ def _copy(place: Place, source: str, target: str, *, token: CancelToken) -> None
             landing.send()
             place.fs.cp_file(source, target)
         place.fs.invalidate_cache(target)
-    found = place.store.size(target)
-    if found != size:
-        there = "nothing is there" if found is None else f"{found} bytes are there"
-        message = f"{size} bytes were copied to {redacted(target)}, but {there}"
-        raise CheckpointError(message)
+    check_size(place.store, target, size)
     token.raise_if_cancelled()
     token.progress()

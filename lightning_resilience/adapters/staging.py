@@ -4,7 +4,8 @@
 
 A checkpoint is first written to a *staged* file: beside its target on a filesystem, where a rename
 publishes it, or in the node's spool directory for object storage. It is streamed, so there is no
-second copy in memory, and its length and digest are known when the last byte is written.
+second copy in memory, and its length and digest are known when the last byte is written. It is
+synchronised with its disk, unless its caller says that it does not outlast the process anyway.
 
 A staged file's name holds nothing of its target's name. Lightning finds checkpoints by looking for
 ``last`` and ``hpc_ckpt_`` anywhere in a name, and must not find an unfinished one.
@@ -47,6 +48,7 @@ __all__ = [
     "spool_directory",
     "stage",
     "staging_name",
+    "synchronise",
 ]
 
 SPOOL_VARIABLE = "LIGHTNING_RESILIENCE_SPOOL_DIR"
@@ -67,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """A complete, synchronised file that nobody sees yet.
+    """A complete file that nobody sees yet.
 
     Args:
         path: Where it is.
@@ -93,16 +95,28 @@ class StagedWriter(io.RawIOBase):
     Args:
         path: Name of the staged file.
         token: Told of progress, and asked before each piece whether the caller has given up.
+        durable: Whether the file is to outlast a crash of the node, and is synchronised with its
+            disk; True by default, since what is published by a rename must be.
+        on_growth: Told how many bytes are in the file, after each piece.
 
     Raises:
         OSError: With the name of the filesystem in its text where that is full.
     """
 
-    def __init__(self, path: str, token: CancelToken | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        token: CancelToken | None = None,
+        *,
+        durable: bool = True,
+        on_growth: Callable[[int], object] | None = None,
+    ) -> None:
         super().__init__()
         self.path = path
         self.size_bytes = 0
         self._token = token
+        self._durable = durable
+        self._on_growth = on_growth
         self._unsynced_bytes = 0
         self._error: OSError | None = None
         self._hash = xxhash.xxh3_128()
@@ -139,16 +153,18 @@ class StagedWriter(io.RawIOBase):
                 written = os.write(self._fd, piece)
             self._hash.update(piece[:written])
             position += written
+            self.size_bytes += written
             self._synchronise_some(written)
+            if self._on_growth is not None:
+                self._on_growth(self.size_bytes)
             if self._token is not None:
                 self._token.progress()
-        self.size_bytes += position
         return position
 
     def _synchronise_some(self, written: int) -> None:
         # One fsync of everything at the end may take minutes, and shows no progress meanwhile.
         self._unsynced_bytes += written
-        if self._unsynced_bytes >= _SYNCHRONISED_BYTES:
+        if self._durable and self._unsynced_bytes >= _SYNCHRONISED_BYTES:
             self._unsynced_bytes = 0
             with self._remembering_failure():
                 _synchronise(self._fd)
@@ -167,7 +183,7 @@ class StagedWriter(io.RawIOBase):
             raise self._error
 
     def finish(self) -> Staged:
-        """Synchronise the file with its disk and close it.
+        """Synchronise the file with its disk, if it is to be durable, and close it.
 
         Returns:
             What is staged, with length and digest.
@@ -176,8 +192,9 @@ class StagedWriter(io.RawIOBase):
             OSError: An earlier write failed, or the disk does now.
         """
         self._raise_if_failed()
-        with _naming_the_full(self.path):
-            os.fsync(self._fd)
+        if self._durable:
+            with _naming_the_full(self.path):
+                os.fsync(self._fd)
         self._release()
         digest = f"xxh3-128:{self._hash.hexdigest()}"
         return Staged(path=self.path, size_bytes=self.size_bytes, digest=digest)
@@ -193,7 +210,14 @@ class StagedWriter(io.RawIOBase):
             os.close(fd)
 
 
-def stage(write: Callable[[StagedWriter], object], path: str, token: CancelToken) -> Staged:
+def stage(
+    write: Callable[[StagedWriter], object],
+    path: str,
+    token: CancelToken,
+    *,
+    durable: bool = True,
+    on_growth: Callable[[int], object] | None = None,
+) -> Staged:
     """Write a staged file, and leave nothing behind where that fails.
 
     Args:
@@ -201,6 +225,8 @@ def stage(write: Callable[[StagedWriter], object], path: str, token: CancelToken
             ``lambda file: torch.save(checkpoint, file)``.
         path: Name of the staged file, from ``ObjectStore.staging_path``. Its directory is made.
         token: The caller's token.
+        durable: As for ``StagedWriter``.
+        on_growth: As for ``StagedWriter``.
 
     Returns:
         The complete file with its length and digest.
@@ -210,7 +236,7 @@ def stage(write: Callable[[StagedWriter], object], path: str, token: CancelToken
         CallTimeoutError: The caller has given up.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    writer = StagedWriter(path, token)
+    writer = StagedWriter(path, token, durable=durable, on_growth=on_growth)
     try:
         write(writer)
         token.raise_if_cancelled()
@@ -220,6 +246,20 @@ def stage(write: Callable[[StagedWriter], object], path: str, token: CancelToken
         raise
     token.progress()
     return staged
+
+
+def synchronise(path: str) -> None:
+    """Synchronise a staged file with its disk: it is to outlast this process.
+
+    Raises:
+        OSError: With the name of the filesystem in its text where that is full.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        with _naming_the_full(path):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def discard(path: str) -> None:

@@ -22,12 +22,12 @@ from lightning_resilience.adapters.private_filesystem import (
     private_filesystem,
     renew_client,
 )
-from lightning_resilience.adapters.staging import discard, mount_point_by_name, stage
+from lightning_resilience.adapters.small_objects import check_size, put
+from lightning_resilience.adapters.staging import mount_point_by_name
 from lightning_resilience.core.landings import patience_s
 from lightning_resilience.core.manifest import DIRECTORY, manifest_path
 from lightning_resilience.core.pipeline import Step, carry_out, removal
 from lightning_resilience.core.retry import RetryPolicy
-from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
@@ -106,6 +106,10 @@ class Place:
     path: str
 
 
+def _in_spool(spool_directory: str) -> str:
+    return str(Path(spool_directory, "node-cache"))
+
+
 class Storage:
     """Clients of storage, by URL.
 
@@ -114,6 +118,7 @@ class Storage:
         spool: Makes the node's own directory for staged files, when it is first needed.
         run_id: Name of the run, for manifests.
         stall_timeout_s: When an attempt that shows no progress is abandoned, in seconds.
+        cache: Names the node's cache of checkpoints, given the spool directory; in that by default.
     """
 
     def __init__(
@@ -123,17 +128,25 @@ class Storage:
         spool: Callable[[], str],
         run_id: str = "",
         stall_timeout_s: float = _STALL_TIMEOUT_S,
+        cache: Callable[[str], str] = _in_spool,
     ) -> None:
         self.run_id = run_id
+        self.patience_s = patience_s(stall_timeout_s)
         self._stall_timeout_s = stall_timeout_s
         self._options = dict(options)
         self._spool = spool
+        self._cache = cache
         self._clients: dict[str, AbstractFileSystem] = {}
 
     @cached_property
     def spool_directory(self) -> str:
         """The node's own directory for staged files, made when it is first asked for."""
         return self._spool()
+
+    @property
+    def cache_directory(self) -> str:
+        """The node's cache of checkpoints; whoever uses it makes it."""
+        return self._cache(self.spool_directory)
 
     def with_options(self, options: Mapping[str, Any] | None) -> Storage:
         """Return clients for one call that brings options of its own; this where it has none."""
@@ -144,6 +157,7 @@ class Storage:
             spool=self._spool,
             run_id=self.run_id,
             stall_timeout_s=self._stall_timeout_s,
+            cache=self._cache,
         )
 
     def place(self, url: str) -> Place:
@@ -155,9 +169,7 @@ class Storage:
             self._clients[root] = fs
         path = str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec has no public name for it
         spool = "" if "file" in protocols(fs) else self.spool_directory
-        store = FsspecObjectStore(
-            fs, spool_directory=spool, patience_s=patience_s(self._stall_timeout_s)
-        )
+        store = FsspecObjectStore(fs, spool_directory=spool, patience_s=self.patience_s)
         return Place(store=store, fs=fs, path=path)
 
     def rebuild(self, url: str) -> None:
@@ -188,6 +200,15 @@ class Storage:
         token.raise_if_cancelled()
         place = self.place(url)
         return find_info(place.fs, place.path) is not None
+
+    def names_in(self, url: str, token: CancelToken) -> list[str]:
+        """Return the paths of what is in the directory ``url``; of one that is not there, none."""
+        token.raise_if_cancelled()
+        place = self.place(url)
+        try:
+            return [str(path) for path in place.fs.ls(place.path, detail=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def stamp(self, url: str, token: CancelToken) -> str | None:
         """Return a text that differs once ``url`` has been written again.
@@ -245,18 +266,12 @@ def probe_by_writing(place: Place, nonce: str, token: CancelToken) -> None:
         Exception: What the storage raised.
     """
     data = nonce.encode()
-    staged_path = place.store.staging_path(place.path, nonce)
     try:
-        staged = stage(lambda file: file.write(data), staged_path, token)
-        place.store.publish(staged.path, place.path, token)
-        found = place.store.size(place.path)
-        if found != staged.size_bytes:
-            message = f"a probe of {staged.size_bytes} bytes was written, {found} bytes are there"
-            raise CheckpointError(message)
+        put(place.store, place.path, data, nonce=nonce, token=token)
+        check_size(place.store, place.path, len(data))
         token.raise_if_cancelled()
         place.store.remove(place.path)
     finally:
-        discard(staged_path)
         if place.store.is_local:
             probes = Path(place.path).parent
             _remove_if_empty(probes, probes.parent)

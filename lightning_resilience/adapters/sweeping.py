@@ -5,7 +5,8 @@
 ==============================  =====================================  =============================
 where                           what                                   told from others by
 ==============================  =====================================  =============================
-a directory of checkpoints      staged files beside their targets      the name of a staged file
+a directory of checkpoints      staged files beside their targets,     the name of a staged file
+                                those of manifests included
 the same, on object storage     uploads that were neither completed    their keys, which are below
                                 nor aborted, and are paid for          that directory
 the node's spool directory      staged files and directories of this   the name, and that they are
@@ -25,13 +26,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.object_store import find_info, protocols
-from lightning_resilience.adapters.staging import discard, is_staging_name, stage, staging_name
+from lightning_resilience.adapters.small_objects import put
+from lightning_resilience.adapters.staging import discard, is_staging_name, staging_name
 from lightning_resilience.adapters.storage import probe_path
+from lightning_resilience.core.manifest import DIRECTORY
 from lightning_resilience.core.sweeping import Leftover, orphans
 from lightning_resilience.runtime.calls import Token
 
@@ -70,7 +73,9 @@ def sweep_directory(
     place = storage.place(url)
     token.raise_if_cancelled()
     if place.store.is_local:
-        return _sweep_files(Path(place.path), token, nonce=nonce, also_directories=False)
+        directory = Path(place.path)
+        swept = partial(_sweep_files, token=token, nonce=nonce, also_directories=False)
+        return [*swept(directory), *swept(directory / DIRECTORY)]
     if "s3" in protocols(place.fs):
         return _sweep_uploads(storage, url, token, nonce=nonce)
     return []
@@ -93,11 +98,12 @@ def sweep_spool(directory: str, token: CancelToken, *, nonce: Callable[[], str])
     return _sweep_files(Path(directory), token, nonce=nonce, also_directories=True)
 
 
-def swept_spool(make: Callable[[], str]) -> str:
+def swept_spool(make: Callable[[], str], *, nonce: Callable[[], str]) -> str:
     """Make the node's spool directory and sweep it; that this fails is nobody's problem.
 
     Args:
         make: Makes the spool directory of this run.
+        nonce: Makes names.
 
     Returns:
         The directory.
@@ -107,7 +113,7 @@ def swept_spool(make: Callable[[], str]) -> str:
     """
     directory = make()
     try:
-        removed = sweep_spool(directory, Token(), nonce=lambda: uuid.uuid4().hex)
+        removed = sweep_spool(directory, Token(), nonce=nonce)
     except OSError as error:
         _log.warning("what killed processes have left on this node was not removed: %s", error)
     else:
@@ -228,14 +234,9 @@ def _uploads(place: Place, token: CancelToken, **request: Any) -> list[dict[str,
 
 def _time_of_storage(place: Place, nonce: str, token: CancelToken) -> float:
     """Return what the storage takes for now: the time of an object that was made there just now."""
-    staged_path = place.store.staging_path(place.path, nonce)
-    try:
-        staged = stage(lambda file: file.write(nonce.encode()), staged_path, token)
-        place.store.publish(staged.path, place.path, token)
-        found = find_info(place.fs, place.path) or {}
-        place.store.remove(place.path)
-    finally:
-        discard(staged_path)
+    put(place.store, place.path, nonce.encode(), nonce=nonce, token=token)
+    found = find_info(place.fs, place.path) or {}
+    place.store.remove(place.path)
     return float(found["LastModified"].timestamp())
 
 

@@ -20,6 +20,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.core import events as ev
+from lightning_resilience.core.spool import statement
 
 
 if TYPE_CHECKING:
@@ -32,9 +33,16 @@ __all__ = ["LoggingSink", "audible", "describe"]
 
 _log = logging.getLogger("lightning_resilience")
 
+_SHOWN = 200
+
 
 def _seconds(value: float | None) -> str:
     return "never by itself" if value is None else f"in {value:.1f} s"
+
+
+def _beginning(text: str) -> str:
+    # What ranks tell each other of a sharded checkpoint is no line for people.
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} letters)"
 
 
 _TEXTS: dict[type, Callable[[Any], str]] = {
@@ -115,7 +123,7 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     ev.VerdictReached: lambda e: (
         f"{e.op} {e.seq} ended after {e.elapsed_s:.2f} s for all ranks: {e.outcome}"
         + (f", first on rank {e.first_rank}" if e.first_rank is not None else "")
-        + (f": {e.detail}" if e.detail else "")
+        + (f": {_beginning(e.detail)}" if e.detail else "")
     ),
     ev.RanksLost: lambda e: (
         f"{e.op} {e.seq}: no sign of life from rank {', '.join(map(str, e.ranks))} for "
@@ -158,6 +166,19 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"training goes on after a failed save at step {e.step}, number {e.number} in a row, of "
         f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"
     ),
+    ev.CheckpointSpooled: lambda e: (
+        f"{e.path} waits on this node until storage is well, and training goes on ({e.waiting} "
+        f"wait; {e.size_bytes} bytes at {e.file}): {e.reason}"
+    ),
+    ev.CheckpointSuperseded: lambda e: f"{e.path} is not published any more: {e.reason}",
+    ev.CheckpointsUnpublished: lambda e: statement(tuple(zip(e.paths, e.files, strict=True))),
+    ev.DiversionFailed: lambda e: (
+        f"{e.operation} of {e.target} waits for {e.dependency}, which is ill: {e.error}"
+    ),
+    ev.SaveSkipped: lambda e: (
+        f"the save point at step {e.step} is left out, and ModelCheckpoint remembers what is "
+        f"there: {e.error}"
+    ),
     ev.CheckpointSetAside: lambda e: f"{e.path} is set aside as {e.to}: {e.reason}",
     ev.DirectoryTried: lambda e: (
         f"{e.directory} was tried before the first step: {e.outcome}"
@@ -171,7 +192,7 @@ _ROUTINE = (
 )
 
 
-_WARNINGS = (ev.SaveTolerated,)
+_WARNINGS = (ev.CheckpointsUnpublished, ev.SaveSkipped, ev.SaveTolerated)
 
 
 def describe(event: Event) -> str:

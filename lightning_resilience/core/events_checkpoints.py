@@ -17,7 +17,12 @@ __all__ = [
     "CheckpointRemoved",
     "CheckpointRetained",
     "CheckpointSetAside",
+    "CheckpointSpooled",
+    "CheckpointSuperseded",
+    "CheckpointsUnpublished",
     "DirectoryTried",
+    "DiversionFailed",
+    "SaveSkipped",
     "SaveTolerated",
 ]
 
@@ -80,3 +85,49 @@ class CheckpointRetained(Event):
 
     path: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSpooled(Event):
+    """A checkpoint waits on this node, as ``file``, until storage is well; training goes on."""
+
+    path: str
+    file: str
+    size_bytes: int
+    waiting: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSuperseded(Event):
+    """A checkpoint that waited on this node is not published: a newer one, or its removal, came."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsUnpublished(Event):
+    """A run has ended, and these checkpoints are on this node only: ``files`` is where."""
+
+    paths: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiversionFailed(Event):
+    """There is no other way for a call while its dependency is ill, so it waits."""
+
+    dependency: str
+    operation: str
+    target: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSkipped(Event):
+    """A save point of ``ModelCheckpoint`` was left out, because storage is ill."""
+
+    step: int
+    outcome: str
+    error: str

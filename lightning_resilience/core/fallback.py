@@ -54,9 +54,11 @@ class Choice:
 def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Choice]:
     """Search for a checkpoint to start from: the best first, and the next where it is damaged.
 
-    Damaged ones are set aside only once it is known what all ranks start from. One that nobody can
-    tell to be complete is taken only where there is none that is known to be: a directory in a
-    user's format, without a manifest, may be a part of what a killed process was sending.
+    Damaged ones are set aside only once it is known what all ranks start from. Checkpoints of other
+    names than those that are looked for come after them, and only with a manifest: without one they
+    may be anybody's. One that nobody can tell to be complete is taken only where there is none that
+    is known to be: a directory in a user's format, without a manifest, may be a part of what a
+    killed process was sending.
 
     Args:
         what: What is looked for.
@@ -70,20 +72,9 @@ def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Cho
     for number in range(places):
         listed: Found = yield Do(Step.LIST, number)
         found.append(listed)
-    rejected: list[Inspection] = []
-    doubted: list[Inspection] = []
-    chosen: Inspection | None = None
-    candidates = (candidate for place in found for candidate in place.candidates)
-    for candidate in best_first(candidates, by_number=what is Search.HPC):
-        seen: Inspection = yield Do(Step.JUDGE, candidate.url)
-        if not seen.rejected and not seen.doubt:
-            chosen = seen
-            break
-        (rejected if seen.rejected else doubted).append(seen)
-    if chosen is None and doubted:
-        chosen, doubted = doubted[0], []
+    chosen, rejected = yield from _best(found, by_number=what is Search.HPC)
     if chosen is not None:
-        yield from _passing_over([*rejected, *map(_refused, doubted)])
+        yield from _passing_over(rejected)
         return Choice(seen=chosen)
     refused = refusal(what.value, found, rejected)
     if not refused:
@@ -92,6 +83,32 @@ def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Cho
         raise CheckpointError(refused)
     yield from _passing_over(rejected)
     return Choice(is_overridden=True, unused=override(what.value, found, rejected))
+
+
+def _best(
+    found: list[Found], *, by_number: bool
+) -> Steps[tuple[Inspection | None, list[Inspection]]]:
+    """Return what to start from, and what is passed over for it."""
+    rejected: list[Inspection] = []
+    doubted: list[Inspection] = []
+    candidates = (candidate for place in found for candidate in place.candidates)
+    for candidate in best_first(candidates, by_number=by_number):
+        seen: Inspection = yield Do(Step.JUDGE, candidate.url)
+        if not seen.rejected and not seen.doubt:
+            return seen, [*rejected, *map(_refused, doubted)]
+        (rejected if seen.rejected else doubted).append(seen)
+    chosen = yield from _substitute(found)
+    if chosen is None and doubted:
+        chosen, doubted = doubted[0], []
+    return chosen, [*rejected, *map(_refused, doubted)] if chosen else rejected
+
+
+def _substitute(found: Iterable[Found]) -> Steps[Inspection | None]:
+    for candidate in best_first(other for place in found for other in place.substitutes):
+        seen: Inspection = yield Do(Step.JUDGE, candidate.url)
+        if seen.is_committed:
+            return seen
+    return None
 
 
 def _passing_over(rejected: Iterable[Inspection]) -> Steps[None]:
@@ -125,4 +142,4 @@ def _looked_at() -> Steps[Inspection]:
     differs: str | None = yield Do(Step.COMPARE)
     if differs is None:
         return seen
-    return replace(seen, rejected=differs, doubt="")
+    return replace(seen, rejected=differs, doubt="", is_committed=not differs)

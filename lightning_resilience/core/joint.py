@@ -84,7 +84,8 @@ class JointConfig:
             leave before the process group's watchdog does.
         joint_beat_s: How often a working rank shows that it lives, in seconds, > 0. None takes
             min(5, ``joint_timeout_s`` / 4).
-        on_outage: What a save does while storage is ill: ``wait`` for it, or ``fail`` on all ranks.
+        on_outage: What a save does while storage is ill: ``spool`` it on the node, ``wait`` for
+            storage, ``skip`` the save point, or ``fail`` on all ranks.
         on_store_loss: What a rank does that cannot reach the shared store: ``wait`` until
             ``joint_timeout_s`` and then raise, or ``raise`` at once.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds,
@@ -102,7 +103,9 @@ class JointConfig:
         None, why="0.8 × the process group's timeout: leaves before its watchdog"
     )
     joint_beat_s: float | None = option(None, why="min(5, a quarter of `joint_timeout_s`)")
-    on_outage: str = option("wait", why="no checkpoint is lost; `fail` ends the job on all ranks")
+    on_outage: str = option(
+        "spool", why="training goes on, and the node keeps the checkpoint until storage is well"
+    )
     on_store_loss: str = option("wait", why="until `joint_timeout_s`; `raise` at once")
     termination_grace_s: float | None = option(
         None, why="until SLURM's end of the job, or 30 s, which it and torchrun leave by default"
@@ -119,7 +122,7 @@ class JointConfig:
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
         check_whole("max_pending_saves", self.max_pending_saves, minimum=1)
-        check_choice("on_outage", self.on_outage, choices=("wait", "fail"))
+        check_choice("on_outage", self.on_outage, choices=("spool", "wait", "skip", "fail"))
         check_choice("on_store_loss", self.on_store_loss, choices=("wait", "raise"))
         if isinstance(self.pause_training, str):
             check_choice("pause_training", self.pause_training, choices=(AT_SAVE_POINTS,))
@@ -172,7 +175,7 @@ def decide_gate(
 
     Args:
         record: The breaker's record, or None where the operation has no shared dependency.
-        on_outage: ``wait`` or ``fail``.
+        on_outage: ``wait``, ``fail``, or ``proceed`` where the operation has another way.
         expired: Why the caller will not wait any longer, empty while it will.
         probe_owed: Whether a probe is due, or the circuit was open already when this process first
             looked: it was tripped by an earlier start of the job. Either way the storage may be
@@ -184,6 +187,8 @@ def decide_gate(
     if record is None or passes(record):
         return GateDecision(verdict=GateVerdict.PROCEED, reason="the circuit lets calls through")
     why = f"the circuit is {record.state} since epoch {record.epoch}: {record.reason}"
+    if on_outage == "proceed":
+        return GateDecision(verdict=GateVerdict.PROCEED, reason=f"{why}; there is another way")
     if expired:
         return GateDecision(verdict=GateVerdict.FAIL, reason=expired)
     forced = record.state == BreakerState.FORCED_OPEN.value

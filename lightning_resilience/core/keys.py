@@ -28,6 +28,8 @@ key                                             value
 ``lr/<run>/i<inc>/cleaned/0``                   first operation whose keys are still there
 ``lr/<run>/i<inc>/asked/<n>``                   ``AgendaRecord``: most urgent that is asked for
 ``lr/<run>/i<inc>/agenda/<n>``                  ``AgendaRecord``: what all ranks act on
+``lr/<run>/i<inc>/halt/<v>``                    ``HaltRecord``: whether all leave a validation
+``lr/<run>/i<inc>/place/<v>/<rank>``            ``PlaceRecord``: how far the rank goes in it
 ==============================================  ====================================================
 """
 
@@ -85,7 +87,7 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             part: Which part.
             number: The operation's number; for ``arrived``, ``beat`` and ``left``, the rank; for
-                ``asked`` and ``agenda``, the item's.
+                ``asked`` and ``agenda``, the item's; for ``halt`` and ``place``, the validation's.
             last: The rank or the round, where there is one per rank or round.
         """
         prefix = f"lr/{self.run_id}/i{self.incarnation}/{part}/{number}"

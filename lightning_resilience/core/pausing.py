@@ -55,10 +55,10 @@ def is_time_to_look(step: int, *, every: int) -> bool:
     """Tell whether a rank looks at its breakers after this step.
 
     Args:
-        step: How many steps this fit has made, ≥ 1.
+        step: How many steps this fit has made; before the first it does not look.
         every: After how many steps it looks, 0 for never.
     """
-    return every > 0 and step % every == 0
+    return step > 0 and every > 0 and step % every == 0
 
 
 def sight_of(record: BreakerRecord) -> Sight:

@@ -38,6 +38,7 @@ import msgspec
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import VERSION
 from lightning_resilience.core.resolution import Search
+from lightning_resilience.core.sweeping import is_orphaned
 
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def is_survived(failure: str, *, on_outage: str) -> bool:
         failure: How the trial ended, the value of a failure class.
         on_outage: What a save does while storage is ill.
     """
-    return failure in _ILL and on_outage == "wait"
+    return failure in _ILL and on_outage != "fail"
 
 
 def is_leftover(older_by_s: float, *, policy: RetryPolicy) -> bool:
@@ -224,7 +225,8 @@ def is_leftover(older_by_s: float, *, policy: RetryPolicy) -> bool:
         older_by_s: How much older it is than one of now, by the storage's own clock, in seconds.
         policy: How this trial is bounded; another job's is taken to be alike.
     """
-    return older_by_s > max(_LEFTOVER_S, policy.deadline_s + policy.stall_timeout_s)
+    trial_s = policy.deadline_s + policy.stall_timeout_s
+    return is_orphaned(older_by_s, after_s=max(_LEFTOVER_S, trial_s))
 
 
 def refusal_text(trial: Trial, needs: Needs, *, directory: str) -> str:

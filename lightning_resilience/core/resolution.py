@@ -20,10 +20,12 @@ a path, best    that path                     an error
 ==============  ============================  ======================================================
 
 The newest is inspected first, and where it is damaged, the next; once a good one is found, the
-damaged ones are set aside (``core.set_aside``). Damaged ones and checkpoints of other names are no
-empty directory: where there are some and none can be chosen, a start from the beginning would hide
-that the work is there. It is refused, with all of them left where they are, so that the next start
-is refused as well; unless ``allow_fresh_start`` says otherwise.
+damaged ones are set aside (``core.set_aside``). Where there is no good last one, the newest of
+another name is taken that has a manifest and is what that says: a job that is killed in its first
+save point may have left nothing else. Damaged ones and others without manifests are no empty
+directory: where there are some and none can be chosen, a start from the beginning would hide that
+the work is there. It is refused, with all of them left where they are, so that the next start is
+refused as well; unless ``allow_fresh_start`` says otherwise.
 
 A storage that cannot tell has given no answer: rank 0 asks again, or all ranks raise.
 """
@@ -103,12 +105,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         candidates: What has a name that was looked for.
         others: Names of some other checkpoints there.
         other_count: How many others there are.
+        substitutes: The newest of these others; see ``core.fallback``.
     """
 
     v: int = VERSION
     candidates: tuple[Candidate, ...] = ()
     others: tuple[str, ...] = ()
     other_count: int = 0
+    substitutes: tuple[Candidate, ...] = ()
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +126,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         rejected: Why it cannot be loaded; empty where nothing is known against it.
         mark: Of a damaged one, what stands for it (``core.set_aside``); empty for one that stays
             where it is.
+        is_committed: Whether it is what its manifest says.
         doubt: Why it cannot be told whether it is complete; empty where it can, or has a manifest.
     """
 
@@ -131,6 +136,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = ""
     rejected: str = ""
     mark: str = ""
+    is_committed: bool = False
     doubt: str = ""
 
 
@@ -178,11 +184,13 @@ def sort_names(listed: Iterable[Candidate], *, pattern: str, extension: str) -> 
         if re.match(pattern, name):
             candidates.append(item)
         elif extension and name.endswith(extension):
-            others.append(name)
+            others.append(item)
+    names = sorted(item.url.rpartition("/")[2] for item in others)
     return Found(
         candidates=tuple(best_first(candidates)[:_MAX_CANDIDATES]),
-        others=tuple(sorted(others)[:_MAX_NAMES]),
+        others=tuple(names[:_MAX_NAMES]),
         other_count=len(others),
+        substitutes=tuple(best_first(others)[:_MAX_CANDIDATES]),
     )
 
 

@@ -14,7 +14,8 @@ decision      when
 ``outside``   it is in no directory of the checkpoint callbacks, and not saved by this run: never
 ``again``     it was saved again since it was asked for: not any more
 ``wait``      a save that was asked for before is not done with, or none that is at least as new as
-              that, and newer than what is to be removed, was verified; or a link points to it
+              that, and newer than what is to be removed, was verified; or a link points to it. A
+              checkpoint that waits on the node is done with, and not verified
 ``remove``    else, and for what this run has saved outside those directories (a tuner's temporary
               files)
 ============  ======================================================================================
@@ -59,8 +60,12 @@ class Stage(str, Enum):
     """How far a save has come."""
 
     PENDING = "pending"
+    SPOOLED = "spooled"
     VERIFIED = "verified"
     FAILED = "failed"
+
+
+_SAFE: Final = frozenset({Stage.SPOOLED, Stage.VERIFIED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +149,20 @@ class Retention:
             return self.asked_to_save(path).ended(path, stage)
         return self._with(replace(done, stage=stage))
 
+    def published(self, path: str, number: int) -> Retention:
+        """Return what is known once a save that had waited on the node is in storage, verified.
+
+        Args:
+            path: The checkpoint.
+            number: The how manieth save it is.
+        """
+        waited = [s for s in self.saves if (s.path, s.number) == (path, number)]
+        # One that was saved again meanwhile is not in storage as the latest says.
+        latest = max((s.number for s in self.saves if s.path == path), default=0)
+        if not waited or latest != number:
+            return self
+        return self._with(replace(waited[0], stage=Stage.VERIFIED))
+
     def withdrawn(self, path: str) -> Retention:
         """Return what is known once a save was not handed over after all, if it is pending yet."""
         found = (s for s in self.saves if s.path == path and s.stage is Stage.PENDING)
@@ -187,6 +206,22 @@ class Retention:
         )
 
     # What follows ---------------------------------------------------------------------------------
+
+    def number_of(self, path: str) -> int:
+        """Return the how manieth save the latest of that path is; 0 where there was none."""
+        return max((save.number for save in self.saves if save.path == path), default=0)
+
+    def is_replaced(self, path: str) -> bool:
+        """Tell whether a later save is safe, in storage or on the node.
+
+        Then one that only waits on the node, and whose removal was asked for, need not be published
+        any more. What is in storage stays until a later one is there as well (``decide``).
+        """
+        number = self.number_of(path)
+        return any(
+            save.stage in _SAFE and save.number > number and save.path != path
+            for save in self.saves
+        )
 
     def removal(self, path: str) -> Removal:
         """Return what is asked for by a removal now."""

@@ -32,8 +32,10 @@ __all__ = [
     "error_at_limit",
     "event_of",
     "failure_of",
+    "is_skipped",
 ]
 
+_OUTAGES: Final = frozenset({FailureClass.TRANSIENT.value, FailureClass.THROTTLE.value})
 _ALWAYS_FATAL: Final = frozenset({FailureClass.CANCELLED, FailureClass.LOST})
 
 
@@ -93,6 +95,16 @@ class SaveFailures:
     def ends_run(self, kind: str) -> bool:
         """Tell whether the latest failure of this kind is the last that there may be."""
         return len(self.rows[kind]) >= self.limit
+
+
+def is_skipped(error: JointError, *, on_outage: str) -> bool:
+    """Tell whether a save point is left out for this failure, because storage is ill.
+
+    Args:
+        error: What every rank has raised at it.
+        on_outage: What a save does while storage is ill.
+    """
+    return on_outage == "skip" and error.in_step and error.outcome in _OUTAGES
 
 
 def failure_of(error: JointError, *, step: int) -> SaveFailure:

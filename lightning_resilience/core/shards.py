@@ -42,6 +42,7 @@ __all__ = [
     "check_plan",
     "contents_of",
     "form_of",
+    "is_shard",
     "metadata_of",
     "missing",
     "removal_order",
@@ -58,6 +59,7 @@ UNFINISHED: Final = (
 """Why a directory cannot be loaded."""
 
 _COMPLETE: Final = (frozenset({".metadata", "meta.pt"}), frozenset({"latest"}))
+_SHARD_SUFFIX: Final = ".distcp"
 _LISTED: Final = 3
 
 
@@ -99,6 +101,11 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     sizes: dict[str, int]
     digests: dict[str, str] = {}
+
+
+def is_shard(name: str) -> bool:
+    """Tell whether torch's distributed checkpoint gives shards such names."""
+    return name.endswith(_SHARD_SUFFIX) and "/" not in name
 
 
 def shards_of(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-__all__ = ["Leftover", "orphans"]
+__all__ = ["Leftover", "is_orphaned", "orphans"]
 
 _ORPHANED_AFTER_S: Final = 24 * 3600.0
 
@@ -38,6 +38,17 @@ class Leftover:
     touched_s: float
 
 
+def is_orphaned(age_s: float, *, after_s: float = _ORPHANED_AFTER_S) -> bool:
+    """Tell whether nobody works any more on something of that age.
+
+    Args:
+        age_s: For how long it was not touched, by the storage's clock, in seconds; below 0 where
+            somebody has touched it since.
+        after_s: How long whoever works on it leaves it alone at most, in seconds.
+    """
+    return age_s > after_s
+
+
 def orphans(leftovers: Iterable[Leftover], *, now_s: float) -> list[Leftover]:
     """Return what nobody works on any more, the oldest first.
 
@@ -45,5 +56,5 @@ def orphans(leftovers: Iterable[Leftover], *, now_s: float) -> list[Leftover]:
         leftovers: What is unfinished.
         now_s: The storage's time, in seconds.
     """
-    old = [item for item in leftovers if now_s - item.touched_s > _ORPHANED_AFTER_S]
+    old = [item for item in leftovers if is_orphaned(now_s - item.touched_s)]
     return sorted(old, key=lambda item: (item.touched_s, item.name))

@@ -22,12 +22,11 @@ from lightning_resilience.core.agenda import (
 )
 from lightning_resilience.core.records import decode
 from lightning_resilience.drill.explored_process import Cast, Over
-from lightning_resilience.drill.explored_programs import KEYS
+from lightning_resilience.drill.explored_programs import KEYS, rank_of
 from lightning_resilience.drill.explored_world import Scene
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols import agenda
 from lightning_resilience.protocols.effects import Nonce, Set, Sleep, WaitFor
-from lightning_resilience.protocols.joint import Member
 
 
 if TYPE_CHECKING:
@@ -84,15 +83,7 @@ def _told(number: int) -> str:
 def _rank(
     rank: int, wanted: AgendaKind | None, *, ranks: int, items: int
 ) -> Callable[[], Protocol[tuple[AgendaRecord, ...]]]:
-    member = Member(
-        keys=KEYS,
-        rank=rank,
-        world_size=ranks,
-        timeout_s=8.0,
-        beat_s=2.0,
-        on_outage="wait",
-        store_patience_s=5.0,
-    )
+    member = rank_of(rank, ranks=ranks)
 
     def asking(number: int, kind: AgendaKind) -> Protocol[None]:
         nonce: str = yield Nonce()

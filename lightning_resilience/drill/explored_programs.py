@@ -43,6 +43,7 @@ __all__ = [
     "TIGHT",
     "caller",
     "guarded",
+    "rank_of",
     "reporter",
     "saver",
     "waiter",
@@ -192,6 +193,24 @@ def witness(raw: bytes, *, looks: int) -> Callable[[], Protocol[None]]:
     return program
 
 
+def rank_of(rank: int, *, ranks: int) -> Member:
+    """Return a rank of a job that has not enlisted, with short times.
+
+    Args:
+        rank: The rank.
+        ranks: How many there are.
+    """
+    return Member(
+        keys=KEYS,
+        rank=rank,
+        world_size=ranks,
+        timeout_s=8.0,
+        beat_s=2.0,
+        on_outage="wait",
+        store_patience_s=5.0,
+    )
+
+
 def saver(
     rank: int, *, workers: tuple[int, ...], ranks: int, is_gated: bool
 ) -> Callable[[], Protocol[FinalRecord]]:
@@ -203,16 +222,8 @@ def saver(
         ranks: How many there are.
         is_gated: Whether the circuit of their storage has to let them through.
     """
-    member = Member(
-        keys=KEYS,
-        rank=rank,
-        world_size=ranks,
-        timeout_s=8.0,
-        beat_s=2.0,
-        on_outage="wait",
-        store_patience_s=5.0,
-        last_seq=0,
-    )
+    member = rank_of(rank, ranks=ranks)
+    member.last_seq = 0
 
     def run(_started_at_s: float) -> Protocol[str]:
         yield Call(_work, timeout_s=60.0)

@@ -29,10 +29,10 @@ from lightning_resilience.core.agenda import (
     outranks,
     vanished_error,
 )
-from lightning_resilience.core.joint import unavailable_error
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.effects import Delete, Get, Set, WaitFor
+from lightning_resilience.protocols.member_patience import patience_of
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
 from lightning_resilience.protocols.shared_cell import write
 
@@ -139,13 +139,7 @@ def take(member: Member, number: int) -> Protocol[AgendaRecord]:
         JointUnavailableError: This rank could not reach the shared store for too long, or the item
             is not there.
     """
-
-    def unavailable(lost_for_s: float, error: StoreUnavailableError) -> Exception:
-        return unavailable_error(
-            "agenda", seq=number, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
-        )
-
-    persistence = Persistence(op="agenda", patience_s=member.store_patience_s, error=unavailable)
+    persistence = patience_of(member, "agenda", seq=number)
     return (yield from with_persistence(_take(member, number), persistence))
 
 

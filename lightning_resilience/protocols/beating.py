@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show that this rank lives while its protocol works or waits.
 
-A rank that is silent for ``joint_timeout_s`` is taken for lost. So everything that may last longer
-than a beat is cut into pieces of at most a beat, with a write of the beat's key in between: sleeps,
-waits, and, by the driver, calls. The beat comes from the protocol itself and not from a thread
-beside it, because a thread would go on beating for a rank that hangs.
+A rank that is silent for ``joint_timeout_s`` is taken for lost. So sleeps, waits, and, by the
+driver, calls are cut into pieces, and the beat's key is written wherever the last write is a beat
+ago: also in a series of waits each of which is shorter than that. The beat comes from the protocol
+itself and not from a thread beside it, because a thread would go on beating for a rank that hangs.
 
 While it waits, a rank also looks after each beat whether its wait still matters: a key that
 somebody else sets ends the wait (``OvertakenError``). Work that is under way is not cut short.
@@ -18,7 +18,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.effects import Call, Get, Local, Nonce, Set, Sleep, WaitFor
+from lightning_resilience.protocols.effects import (
+    Call,
+    Get,
+    Local,
+    Nonce,
+    Now,
+    Set,
+    Sleep,
+    WaitFor,
+)
 from lightning_resilience.protocols.transform import transform
 
 
@@ -67,60 +76,71 @@ def with_beat(inner: Protocol[T], beat: Beat, *, ends: End | None = None) -> Pro
     Raises:
         OvertakenError: That is there, and ``inner`` did not catch it.
     """
-    return transform(inner, partial(_perform, beat=beat, ends=ends))
+    return transform(inner, partial(_perform, pulse=_Pulse(beat=beat, ends=ends)))
 
 
-def _perform(effect: Effect, *, beat: Beat, ends: End | None) -> Protocol[Any]:
+@dataclass(slots=True, kw_only=True)
+class _Pulse:
+    """When this rank has last shown that it lives, on its own clock; None before the first wait."""
+
+    beat: Beat
+    ends: End | None
+    shown_at_s: float | None = None
+
+    def due_in_s(self, *, now_s: float) -> float:
+        """Return after what time it has to show that again, in seconds, ≤ the beat's interval."""
+        if self.shown_at_s is None:
+            self.shown_at_s = now_s
+        return self.shown_at_s + self.beat.every_s - now_s
+
+
+def _perform(effect: Effect, *, pulse: _Pulse) -> Protocol[Any]:
     if isinstance(effect, Call) and effect.beat is None:
-        return (yield replace(effect, beat=beat))
+        return (yield replace(effect, beat=pulse.beat))
     if isinstance(effect, Sleep):
-        return (yield from _sleep(effect.duration_s, beat, ends))
+        yield from _in_pieces(effect.duration_s, Sleep, pulse)
+        return None
     if isinstance(effect, WaitFor):
-        return (yield from _wait(effect, beat, WaitFor, ends=ends))
+        return (yield from _in_pieces(effect.timeout_s, partial(WaitFor, effect.key), pulse))
     if isinstance(effect, Local) and isinstance(effect.effect, WaitFor):
-        return (yield from _wait(effect.effect, beat, _wait_locally, ends=ends))
+        inner = effect.effect
+        piece = partial(_wait_locally, inner.key)
+        return (yield from _in_pieces(inner.timeout_s, piece, pulse))
     return (yield effect)
-
-
-def _sleep(duration_s: float, beat: Beat, ends: End | None) -> Protocol[None]:
-    remaining_s = duration_s
-    while remaining_s > beat.every_s:
-        yield Sleep(beat.every_s)
-        remaining_s -= beat.every_s
-        yield from _write(beat, ends)
-    yield Sleep(remaining_s)
 
 
 def _wait_locally(key: str, timeout_s: float) -> Local:
     return Local(WaitFor(key, timeout_s))
 
 
-def _wait(
-    effect: WaitFor,
-    beat: Beat,
-    piece: Callable[[str, float], WaitFor | Local],
-    *,
-    ends: End | None,
+def _in_pieces(
+    duration_s: float, piece: Callable[[float], WaitFor | Local | Sleep], pulse: _Pulse
 ) -> Protocol[bool]:
-    remaining_s = effect.timeout_s
-    while remaining_s > beat.every_s:
-        if (yield piece(effect.key, beat.every_s)):
-            return True
-        remaining_s -= beat.every_s
-        yield from _write(beat, ends)
-    found: bool = yield piece(effect.key, remaining_s)
-    return found
+    remaining_s = duration_s
+    while True:
+        now_s: float = yield Now()
+        due_in_s = pulse.due_in_s(now_s=now_s)
+        if due_in_s > 0 and remaining_s <= due_in_s:
+            return bool((yield piece(remaining_s)))
+        if due_in_s > 0:
+            if (yield piece(due_in_s)):
+                return True
+            remaining_s -= due_in_s
+            now_s = yield Now()
+        yield from _write(pulse, now_s=now_s)
 
 
-def _write(beat: Beat, ends: End | None) -> Protocol[None]:
+def _write(pulse: _Pulse, *, now_s: float) -> Protocol[None]:
+    # Also where it fails: a store that is away is not to be asked all the time.
+    pulse.shown_at_s = now_s
     nonce: str = yield Nonce()
     try:
-        yield Set(beat.key, nonce.encode())
+        yield Set(pulse.beat.key, nonce.encode())
     except StoreUnavailableError:
         return
-    if ends is None:
+    if pulse.ends is None:
         return
-    raw: bytes | None = yield Get(ends.key)
-    if raw is not None and ends.has_come(raw):
-        message = f"{ends.key} is there"
+    raw: bytes | None = yield Get(pulse.ends.key)
+    if raw is not None and pulse.ends.has_come(raw):
+        message = f"{pulse.ends.key} is there"
         raise OvertakenError(message)

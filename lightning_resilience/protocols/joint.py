@@ -38,7 +38,8 @@ from lightning_resilience.protocols.joint_fence import arrive
 from lightning_resilience.protocols.joint_gate import pass_gate
 from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
 from lightning_resilience.protocols.joint_verdict import await_final, refuse, withdraw, work
-from lightning_resilience.protocols.persistent import Persistence, with_persistence
+from lightning_resilience.protocols.member_patience import patience_of
+from lightning_resilience.protocols.persistent import with_persistence
 
 
 if TYPE_CHECKING:
@@ -65,18 +66,7 @@ def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointRe
         JointError: The ranks are not in lock-step.
         JointUnavailableError: This rank could not reach the shared store for too long.
     """
-
-    def unavailable(lost_for_s: float, error: StoreUnavailableError) -> Exception:
-        return core.unavailable_error(
-            joint.op, seq=joint.seq, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
-        )
-
-    persistence = Persistence(
-        op=joint.op,
-        patience_s=member.store_patience_s,
-        error=unavailable,
-        beat_key=member.keys.joint("beat", member.rank),
-    )
+    persistence = patience_of(member, joint.op, seq=joint.seq)
     try:
         result = yield from with_persistence(_perform(member, joint, part), persistence)
     except BaseException:

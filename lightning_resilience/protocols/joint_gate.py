@@ -131,7 +131,7 @@ def _own_decision(
     member: Member, joint: Joint, expired: str
 ) -> Protocol[tuple[core.GateDecision, int]]:
     if joint.circuit is None:
-        return core.decide_gate(None, on_outage=member.on_outage), 0
+        return core.decide_gate(None, on_outage=_policy(member, joint)), 0
     view = yield from current(joint.circuit)
     if not passes(view.record):
         # Order: a verdict that stops anybody rests on a read that was made after arrival.
@@ -139,7 +139,7 @@ def _own_decision(
     now_s: float = yield Now()
     decision = core.decide_gate(
         view.record,
-        on_outage=member.on_outage,
+        on_outage=_policy(member, joint),
         expired=expired,
         probe_owed=joint.circuit.inherited or is_probe_due(view, joint.circuit.config, now_s=now_s),
     )
@@ -157,7 +157,7 @@ def _wait_together(
     wait_s = core.gate_wait_s(
         view.record,
         joint.circuit.config,
-        on_outage=member.on_outage,
+        on_outage=_policy(member, joint),
         deadline_s=joint.deadline_s,
     )
     beat = Beat(member.keys.joint("beat", member.rank), member.beat_s)
@@ -173,6 +173,10 @@ def _wait_together(
     except CircuitOpenError as error:
         return str(error)
     return ""
+
+
+def _policy(member: Member, joint: Joint) -> str:
+    return joint.on_outage or member.on_outage
 
 
 def _refusal(joint: Joint, gate: GateRecord) -> FinalRecord:

@@ -35,7 +35,7 @@ class Member:
         world_size: Number of ranks.
         timeout_s: Silence after which a rank is taken for lost, in seconds.
         beat_s: How often a working rank shows that it lives, in seconds.
-        on_outage: ``wait`` or ``fail``.
+        on_outage: ``wait`` or ``fail``, for operations that do not say otherwise.
         store_patience_s: How long the shared store may be away, in seconds; 0 gives up at once.
         last_seq: Number of the operation that it has left with its verdict, 0 once it has enlisted.
             Where it is there, the store is the one that the verdict is from. None where the last
@@ -84,6 +84,8 @@ class Joint:
         circuit: The breaker of what it needs, or None.
         patience: How to wait for it.
         deadline_s: Longest time at the gate, in seconds.
+        on_outage: What it does while that is ill: ``wait``, ``fail``, or ``proceed`` where there is
+            another way; empty for what the member says.
     """
 
     op: str
@@ -94,6 +96,7 @@ class Joint:
     circuit: Circuit | None
     patience: Patience
     deadline_s: float
+    on_outage: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lightning_resilience.core import joint as core
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord, decode
 from lightning_resilience.protocols.effects import Get, MultiGet
-from lightning_resilience.protocols.persistent import Persistence, with_persistence
+from lightning_resilience.protocols.member_patience import patience_of
+from lightning_resilience.protocols.persistent import with_persistence
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.errors import StoreUnavailableError
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.joint_terms import Member
 
@@ -40,19 +39,7 @@ def read_reports(member: Member, op: str, *, seq: int) -> Protocol[tuple[Outcome
     Raises:
         JointUnavailableError: This rank could not reach the shared store for too long.
     """
-
-    def unavailable(lost_for_s: float, error: StoreUnavailableError) -> Exception:
-        return core.unavailable_error(
-            op, seq=seq, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
-        )
-
-    persistence = Persistence(
-        op=op,
-        patience_s=member.store_patience_s,
-        error=unavailable,
-        beat_key=member.keys.joint("beat", member.rank),
-    )
-    return (yield from with_persistence(_read(member, seq), persistence))
+    return (yield from with_persistence(_read(member, seq), patience_of(member, op, seq=seq)))
 
 
 def _read(member: Member, seq: int) -> Protocol[tuple[OutcomeRecord, ...]]:

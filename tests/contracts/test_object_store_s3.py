@@ -12,6 +12,7 @@ from lightning_resilience.adapters import object_store
 from lightning_resilience.adapters.object_store import FsspecObjectStore
 from lightning_resilience.adapters.private_filesystem import private_filesystem
 from lightning_resilience.core.outcome import FailureClass, classify
+from lightning_resilience.core.parts import Lengths
 from tests.contracts.object_store import DATA, ObjectStoreContract
 from tests.s3_server import failing_server
 from tests.tokens import RecordingToken
@@ -72,8 +73,8 @@ class TestS3ObjectStore(ObjectStoreContract):
     ) -> None:
         """What is longer than a few parts is sent in parts, and told part by part."""
         part = 5 * 2**20
-        monkeypatch.setattr(object_store, "_PUT_OBJECT_BYTES_MAX", part)
-        monkeypatch.setattr(object_store, "_PART_BYTES", part)
+        lengths = Lengths(single_bytes=part, shortest_bytes=part, longest_bytes=part)
+        monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
         data = b"x" * (2 * part + 1)
         token = RecordingToken()
 
@@ -87,8 +88,8 @@ class TestS3ObjectStore(ObjectStoreContract):
     ) -> None:
         """What was sent is thrown away by the storage too."""
         part = 5 * 2**20
-        monkeypatch.setattr(object_store, "_PUT_OBJECT_BYTES_MAX", part)
-        monkeypatch.setattr(object_store, "_PART_BYTES", part)
+        lengths = Lengths(single_bytes=part, shortest_bytes=part, longest_bytes=part)
+        monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
         staged = self.stage(store, path, b"x" * (2 * part + 1))
 
         with pytest.raises(TimeoutError):

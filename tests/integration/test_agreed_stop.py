@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from tests import lightning_job
 from tests.integration.store_server import Server
-from tests.lightning_job import EvaluatedModel, Job, make_data, store_server
+from tests.lightning_job import Job, store_server
 from tests.signalled_job import (
     AT,
     MANY,
@@ -167,38 +166,6 @@ def test_a_rank_that_cannot_ask_leaves_alone_before_it_is_killed(
     assert report["error"] == "SIGTERMException", running.told()
     assert "this one leaves alone" in running.ranks[rank].text()
     assert (report["patched"], report["handlers"]) == ([], [])
-
-
-class LongValidated(EvaluatedModel):
-    """A model whose validation takes as long as a test lets it."""
-
-    def val_dataloader(self) -> Any:
-        """Make many small batches."""
-        return make_data(batches=10**5)
-
-    def validation_step(self, batch: Any, index: int) -> Any:
-        """Validate for a millisecond."""
-        time.sleep(0.001)
-        return super().validation_step(batch, index)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_signal_in_a_long_validation_is_what_all_ranks_report(
-    rank: int, run: Callable[..., Any]
-) -> None:
-    """Nobody can agree there: the rank leaves in time, and the others name it at once."""
-    running, reports = run(
-        Signalled(signal.SIGTERM, ranks=(rank,), where="validation"),
-        model=LongValidated,
-        options={"termination_grace_s": 2.0},
-        trainer={"num_sanity_val_steps": 0, "val_check_interval": AT},
-    )
-
-    told = running.told()
-    assert reports[rank]["error"] == "SIGTERMException", told
-    assert reports[1 - rank]["error"] == "PeerFailedError", told
-    assert f"Rank {rank} was told to stop first" in reports[1 - rank]["text"], told
-    assert abs(reports[0]["ended_at_s"] - reports[1]["ended_at_s"]) < 5.0, told
 
 
 def test_the_other_distribution_stops_alike(run: Callable[..., Any]) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from lightning_resilience import JointError
+from lightning_resilience.adapters.staging import SPOOL_VARIABLE
 from tests import lightning_job
 from tests.faulty_filesystem import VARIABLE, FaultPlan, Rule
 from tests.lightning_job import (
@@ -46,6 +47,7 @@ pytestmark = [
 GROUP_TIMEOUT_S = 6.0
 OUTAGE_S = 8.0
 """Longer than the process group's timeout."""
+DEADLINE_S = 6.0
 Jobs: TypeAlias = "dict[str, Running]"
 
 
@@ -65,20 +67,25 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class IllOnRankOne:
-    """Faults for rank 1 only; a class, so that it can be sent to its process."""
+    """Faults for rank 1 only, on a node of its own; a class, so that its process can be sent it."""
 
     def __init__(self, *rules: Rule) -> None:
         self.rules = rules
 
     def __call__(self, _trainer: Any) -> None:
-        """Follow another plan in rank 1's process."""
+        """Follow another plan in rank 1's process, with another node's cache."""
         if os.environ["RANK"] == "1":
+            os.environ[SPOOL_VARIABLE] = f"{os.environ[VARIABLE]}-node-1"
             plan = FaultPlan.write(Path(f"{os.environ[VARIABLE]}-rank-1"), *self.rules)
             os.environ.update(plan.environment)
 
 
 PLACES: dict[str, tuple[tuple[Rule, ...], dict[str, Any]]] = {
     "outage": ((Rule(operations=("open",), name="step=2", error="reset", lasting_s=OUTAGE_S),), {}),
+    "given up": (
+        (Rule(operations=("open",), name="step=2", error="reset", first=2),),
+        {"options": {"retry": {"deadline_s": DEADLINE_S}}},
+    ),
     "missing": ((), {"resume": "step=3.ckpt"}),
     "denied": ((), {"before": IllOnRankOne(Rule(operations=("open",), error="denied"))}),
     "killed": ((), {"before": IllOnRankOne(Rule(operations=("open",), hang=True))}),
@@ -130,12 +137,23 @@ def test_an_outage_at_the_load_is_waited_for_by_all_ranks(ill: Jobs) -> None:
 
     assert [report["code"] for report in reports] == [0, 0], running.told()
     assert running.steps() == [2, 4]
-    struck = [call["at_s"] for call in running.plan.calls("open") if call["struck"]]
-    assert {call["rank"] for call in running.plan.calls("open", name="step=2")} == {"0", "1"}
-    assert struck
+    opened = running.plan.calls("open", name="step=2")
+    # Rank 0 looks at it, and one of the two, which are on one node, fetches it.
+    assert [call["struck"] for call in opened].count(False) == 2
+    assert opened[0]["struck"]
     histories = [report["breakers"]["faulty://:read"]["history"] for report in reports]
     assert histories[0] == histories[1]
     assert "open" in [state for _, state, _ in histories[0]]
+
+
+@pytest.mark.multiprocess
+def test_an_outage_without_an_end_ends_the_wait_of_all_ranks(ill: Jobs) -> None:
+    """The one that reads gives up at its deadline, and so does the one that waits for it."""
+    reports = failed_alike(ill["given up"])
+
+    assert {report["outcome"] for report in reports} == {"transient"}
+    began_s = ill["given up"].plan.calls("open", name="step=2")[0]["at_s"]
+    assert all(report["ended_at_s"] - began_s >= DEADLINE_S for report in reports)
 
 
 @pytest.mark.multiprocess
@@ -225,17 +243,17 @@ def test_a_long_read_that_goes_on_is_no_stall(resuming: Callable[..., Job]) -> N
 
 
 def test_a_reset_in_the_middle_is_repeated(resuming: Callable[..., Job]) -> None:
-    """What ``torch.load`` makes of it is not what is judged."""
-    # By then ``torch.load`` reads: rank 0 has looked at the file, and it was compared.
-    job = resuming(Rule(operations=("read",), name="step=2", error="reset", first=14, last=14))
+    """The whole file is fetched again."""
+    # By then it is fetched: rank 0 has looked at the file before.
+    job = resuming(Rule(operations=("read",), name="step=2", error="reset", first=6, last=6))
 
     fit(job)
 
     opened = plan_in_use().calls("open", name="step=2")
     assert len(opened) == 3
     reads = plan_in_use().calls("read", name="step=2")
-    assert [read["struck"] for read in reads].index(True) == 13
-    assert opened[1]["at_s"] < reads[13]["at_s"] < opened[2]["at_s"]
+    assert [read["struck"] for read in reads].index(True) == 5
+    assert opened[1]["at_s"] < reads[5]["at_s"] < opened[2]["at_s"]
     assert names(job) == ["step=2.ckpt", "step=4.ckpt"]
 
 
@@ -254,7 +272,7 @@ def test_a_load_that_hangs_is_abandoned_and_made_again(resuming: Callable[..., J
 def test_what_is_no_checkpoint_has_a_small_limit(
     resuming: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """A file that cannot be read is tried twice, and then the error is torch's."""
+    """A file that cannot be read is fetched once, and the error is torch's."""
     job = resuming()
     (tmp_path / "checkpoints" / "step=2.ckpt").write_bytes(b"no checkpoint")
 
@@ -263,8 +281,8 @@ def test_what_is_no_checkpoint_has_a_small_limit(
 
     assert caught.value.outcome == "unknown"
     assert type(caught.value.__cause__).__name__ == "UnpicklingError"
-    # Once to look at it, which cannot tell, and twice to load it.
-    assert len(plan_in_use().calls("open", name="step=2")) == 3
+    # Once to look at it, which cannot tell, and once to fetch it.
+    assert len(plan_in_use().calls("open", name="step=2")) == 2
 
 
 def test_a_strategy_with_a_load_of_its_own_keeps_it(resuming: Callable[..., Job]) -> None:

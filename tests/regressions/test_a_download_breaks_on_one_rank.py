@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lightning_resilience.adapters.staging import SPOOL_VARIABLE
 from tests import lightning_job
 from tests.faulty_filesystem import VARIABLE, FaultPlan, Rule
 from tests.lightning_job import Job, store_server
@@ -29,14 +30,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
 
 def break_on_rank_one(_trainer: Any) -> None:
-    """Let the first two reads of rank 1 break in the middle."""
+    """Let the first two downloads of rank 1, on a node of its own, break in the middle."""
     import os  # noqa: PLC0415 - runs in another process
 
     if os.environ["RANK"] == "1":
+        os.environ[SPOOL_VARIABLE] = f"{os.environ[VARIABLE]}-node-1"
         rules = [
             Rule(operations=("read",), name="step=2", error="reset", first=first, last=first)
-            # After those by which the file is compared, in the first attempt and in the second.
-            for first in (9, 18)
+            # The second read of the first attempt, and of the second.
+            for first in (2, 4)
         ]
         plan = FaultPlan.write(Path(f"{os.environ[VARIABLE]}-rank-1"), *rules)
         os.environ.update(plan.environment)

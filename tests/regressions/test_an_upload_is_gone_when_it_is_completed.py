@@ -19,6 +19,7 @@ from lightning_resilience.adapters import object_store
 from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
 from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.core.parts import Lengths
 from lightning_resilience.errors import RetriesExhaustedError
 from tests.real_guard import Rank
 from tests.tokens import RecordingToken
@@ -70,8 +71,8 @@ def save(
     s3_server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[Any, Uploads]]:
     """Save one checkpoint of a little more than two parts, under a guard."""
-    monkeypatch.setattr(object_store, "_PUT_OBJECT_BYTES_MAX", PART_BYTES)
-    monkeypatch.setattr(object_store, "_PART_BYTES", PART_BYTES)
+    lengths = Lengths(single_bytes=PART_BYTES, shortest_bytes=PART_BYTES, longest_bytes=PART_BYTES)
+    monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
     storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
     nonces = itertools.count()
 

@@ -349,6 +349,19 @@ _PROBE = (
         scenarios=("the_processes_of_an_isolated_host_share_its_probes",),
     ),
     Mutant(
+        name="what is shorter than a beat needs none",
+        story="a rank that waits comes to a beat soon",
+        edits=(
+            _edit(
+                "protocols/beating.py",
+                "        due_in_s = pulse.due_in_s(now_s=now_s)\n",
+                "        pulse.shown_at_s, due_in_s = now_s, pulse.beat.every_s\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=("who_waits_in_short_pieces_lives",),
+    ),
+    Mutant(
         name="the bell is rung for another trip",
         story="generations are counted from zero",
         edits=(

@@ -28,6 +28,8 @@ from lightning_resilience import (
     ResilienceCallback,
     ResilienceError,
     ResilientCheckpointIO,
+    ResilientReader,
+    ResilientWriter,
     RetriesExhaustedError,
     RetryPolicy,
     ScenarioError,
@@ -38,6 +40,7 @@ from lightning_resilience import (
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
+    from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 
 assert_type(lightning_resilience.__version__, str)
 
@@ -60,6 +63,13 @@ Trainer(callbacks=[ResilienceCallback(), callback])
 checkpoint_io = ResilientCheckpointIO(retry=policy, breaker=breaker, staging=None)
 Trainer(plugins=[checkpoint_io, ResilientCheckpointIO(TorchCheckpointIO(), staging=False)])
 ResilientCheckpointIO(staging="no")  # type: ignore[arg-type]
+
+writer: StorageWriter = ResilientWriter(
+    "s3://bucket/step-1", retry=policy, joint={"on_outage": "fail"}
+)
+reader: StorageReader = ResilientReader("s3://bucket/step-1", breaker=breaker, joint=False)
+ResilientWriter("s3://bucket/step-1", joint=False)  # type: ignore[arg-type]  # torch tells who is alone
+ResilientReader()  # type: ignore[call-arg]
 
 
 def narrow(error: ResilienceError) -> None:

@@ -19,16 +19,17 @@ import torch
 from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.lightning.breakers import Breakers
 from lightning_resilience.adapters.lightning.retaining import Retaining
-from lightning_resilience.adapters.lightning.work import Operation, carry_out
+from lightning_resilience.adapters.lightning.work import Asked, Operation, carry_out
 from lightning_resilience.adapters.object_store import protocols
 from lightning_resilience.adapters.standalone import STORE_PATIENCE_S
 from lightning_resilience.core.events import CheckpointPublished
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.outcome import operation_class
 from lightning_resilience.core.retry import failure_to_raise
-from lightning_resilience.errors import RetriesExhaustedError
+from lightning_resilience.errors import RetriesExhaustedError, StoreUnavailableError
 from lightning_resilience.protocols.circuit_memory import Link
 from lightning_resilience.protocols.guard import Guarded, GuardedCall
+from lightning_resilience.protocols.joint_fence import enlist
 
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
+    from lightning_resilience.adapters.lightning.spooling import Spooling
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.ports import CancelToken
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from lightning_resilience.runtime.driver import Driver
 
 
-__all__ = ["Alone", "adopt_device"]
+__all__ = ["Alone", "adopt_device", "enlisted"]
 
 T = TypeVar("T")
 
@@ -69,6 +71,7 @@ class Alone:
 
     Attributes:
         retaining: What this rank knows of its checkpoints, for removals.
+        spooling: What waits on this node until storage is well; None where nothing does.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Alone:
         self.storage = storage
         self._policy = policy
         self.retaining = Retaining()
+        self.spooling: Spooling | None = None
         self.breakers = Breakers(member, policy=policy, driver=driver, link=Link(), hosts=hosts)
 
     def call(self, op: str, work: Work, *, kind: str, collective: bool = False) -> GuardedCall:
@@ -130,6 +134,23 @@ class Alone:
             done = self.run("save", work, kind="write")
         self.tell(work.url, done)
 
+    def saved(self, url: str, done: Guarded) -> None:
+        """Report a checkpoint that is in storage, and let go an older one that waits for it."""
+        if self.spooling is not None:
+            self.spooling.saved(url)
+        self.tell(url, done)
+
+    def question(self, url: str) -> Work:
+        """Return the question whether a checkpoint exists, in storage or on this node."""
+        spooling, storage = self.spooling, self.storage
+        if spooling is None:
+            return Asked(storage, url, partial(storage.exists, url))
+
+        def ask(token: CancelToken) -> bool:
+            return spooling.holds(url) or storage.exists(url, token)
+
+        return Asked(storage, url, ask, instead=partial(spooling.is_known, url))
+
     def tell(self, url: str, done: Guarded) -> None:
         """Report a checkpoint that was saved, where its size is known."""
         if done.value is not None:
@@ -158,3 +179,15 @@ class Alone:
     def reports(self, *, hurry: bool = False) -> dict[str, BreakerReport]:
         """Return what this rank knows of every breaker; see ``Breakers.reports``."""
         return self.breakers.reports(hurry=hurry)
+
+
+def enlisted(member: Member, driver: Driver) -> Member:
+    """Have a rank's name entered in the shared store; its first joint operation asks for that.
+
+    Where the store is away now, that operation finds out what is to be done about it.
+    """
+    try:
+        entered: Member = driver.run(enlist(member), hurry=True)
+    except StoreUnavailableError:
+        return member
+    return entered

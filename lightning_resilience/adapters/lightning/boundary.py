@@ -20,12 +20,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.lightning.halting import Halting
 from lightning_resilience.adapters.lightning.namespaces import sigterm_exception
 from lightning_resilience.adapters.lightning.namespaces_loops import (
     BROADCAST,
     STEP,
     has_broadcast,
     is_between_updates,
+    rewind_validation,
     signal_connector,
     training_loop,
 )
@@ -68,6 +70,8 @@ class Boundary:
     def __init__(
         self, trainer: Any, session: Session, *, termination: Termination, patches: Patches
     ) -> None:
+        self.look: Callable[[], None] | None = None
+        """What looks, before every step but without a request, whether to ask for anything."""
         self._trainer = trainer
         self._member = session.member
         self._driver = session.driver
@@ -85,6 +89,9 @@ class Boundary:
         if self._member.world_size > 1 and self._member.rank == 0:
             self._watch = Watch(self._member, self._driver)
             self._watch.turn_to(self._number)
+        self._halting: Halting | None = None
+        if self._member.world_size > 1:
+            self._halting = Halting(trainer, session, patches)
         self._hook(training_loop(trainer), patches)
 
     def _hook(self, loop: Any, patches: Patches) -> None:
@@ -137,18 +144,43 @@ class Boundary:
             self._watch.close()
 
     def between_batches(self) -> None:
-        """Leave in time, where nothing is agreed: between two batches of a validation.
+        """Stop with all ranks, between two batches of a validation, or leave in time.
+
+        Nothing but a stop is acted on there.
 
         Raises:
-            SIGTERMException: This process was told to stop, half of its time is over, and the next
-                step in which ranks could agree has not come.
+            SIGTERMException: All ranks stop here; or this process was told to stop, half of its
+                time is over, and nothing is agreed.
         """
+        record = self._wanted_stop() if self._is_wanted() else None
+        if self._halting is None:
+            if record is not None:
+                rewind_validation(self._trainer)
+                self._act(with_save(record, save_s=self._save_s))
+        elif self._is_halted(self._halting, record):
+            rewind_validation(self._trainer)
+            self._take()
         self._termination.leave_in_time()
+
+    def _is_halted(self, halting: Halting, record: AgendaRecord | None) -> bool:
+        if record is None:
+            return halting.is_reached(None)
+        if self._watch is None:
+            self._prepare()
+        return halting.is_reached((self._number, with_save(record, save_s=self._save_s)))
+
+    def _wanted_stop(self) -> AgendaRecord | None:
+        record = self._wanted()
+        if record is None or record.kind != AgendaKind.STOP.value or not self._is_time(record):
+            return None
+        return record
 
     # Hooks: the beginning of a step ---------------------------------------------------------------
 
     def _before_step(self, inner: Callable[..., Any], *args: Any) -> Any:
         # One rank: nobody to agree with.
+        if self.look is not None:
+            self.look()
         if self._is_wanted():
             record = self._wanted()
             if record is not None and self._is_time(record):
@@ -156,6 +188,8 @@ class Boundary:
         return inner(*args)
 
     def _in_broadcast(self, inner: Callable[[], None]) -> None:
+        if self.look is not None:
+            self.look()
         raises = self._is_wanted() and self._prepare()
         # Lightning's own handler, which would set this too, is not installed.
         self._connector.received_sigterm = raises
@@ -170,6 +204,8 @@ class Boundary:
         self._take()
 
     def _before_some_steps(self, inner: Callable[..., Any], *args: Any) -> Any:
+        if self.look is not None:
+            self.look()
         step, self._steps = self._steps, self._steps + 1
         if looks(step):
             raises = self._is_wanted() and self._prepare()

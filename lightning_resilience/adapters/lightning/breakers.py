@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.storage import dependency_of, parent_of
-from lightning_resilience.core.joint import unavailable_error
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
 from lightning_resilience.errors import StoreError
 from lightning_resilience.protocols.circuit import Circuit, Limits, begin, refresh
 from lightning_resilience.protocols.circuit_memory import give_detour
-from lightning_resilience.protocols.persistent import Persistence, with_persistence
+from lightning_resilience.protocols.member_patience import patience_of
+from lightning_resilience.protocols.persistent import with_persistence
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.topology import host_name, read_topology
 
@@ -155,24 +155,26 @@ class Breakers:
         Raises:
             JointUnavailableError: The shared store did not answer for too long.
         """
-        member = self._member
-
-        def unavailable(lost_for_s: float, error: Exception) -> Exception:
-            return unavailable_error(
-                op, seq=0, rank=member.rank, lost_for_s=lost_for_s, cause=str(error)
-            )
-
-        persistence = Persistence(op=op, patience_s=member.store_patience_s, error=unavailable)
+        persistence = patience_of(self._member, op, seq=0)
         return self._driver.run(with_persistence(protocol, persistence))
 
-    def patience(self, url: str, kind: str, storage: Storage) -> Patience:
-        """Return how to wait for the storage of ``url``, and how to find out that it is well."""
+    def patience(
+        self, url: str, kind: str, storage: Storage, *, on_outage: str | None = None
+    ) -> Patience:
+        """Return how to wait for the storage of ``url``, and how to find out that it is well.
+
+        Args:
+            url: Something in it.
+            kind: ``read`` or ``write``.
+            storage: Clients of storage.
+            on_outage: What is done while it is ill, None for what the member says.
+        """
         directory = parent_of(url)
         chunk = chunk_s(joint_timeout_s=self._member.timeout_s)
         return Patience(
             probe=self._probe(storage, directory, kind),
             classify=partial(self.policy.classify, reading=kind == "read"),
-            when_open="raise" if self._member.on_outage == "fail" else "wait",
+            when_open="raise" if (on_outage or self._member.on_outage) == "fail" else "wait",
             chunk_s=chunk,
             voice_s=VOICE_S if self._member.rank == 0 else chunk,
             spread_s=self._spread_s[kind],

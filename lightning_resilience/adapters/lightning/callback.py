@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
@@ -33,18 +31,21 @@ from lightning_resilience.adapters.lightning.sharded import complete_teardown, h
 from lightning_resilience.adapters.lightning.signals import Termination
 from lightning_resilience.adapters.lightning.stopping import Stopping
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
+from lightning_resilience.adapters.lightning.words import with_words
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
 from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
 from lightning_resilience.core.agenda import AgendaKind
 from lightning_resilience.core.checkpoints import CheckpointConfig
-from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.pausing import steps
 from lightning_resilience.core.shards import Saving
+from lightning_resilience.core.spool import SpoolConfig
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.topology import read_topology
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.distributed import Store
 
     from lightning_resilience.adapters.lightning.breakers import BreakerReport
@@ -90,8 +91,11 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
         checkpoints: A mapping of ``preflight``, ``max_consecutive_save_failures`` and
             ``allow_fresh_start``.
-        on_outage: What a save or a load does while storage is ill. ``wait`` (default) waits for it
-            up to ``deadline_s``; ``fail`` raises the same error on all ranks.
+        spool: A mapping of ``spool_max_items``, ``spool_max_bytes``, ``max_unpublished_s`` and
+            ``flush_timeout_s``.
+        on_outage: What a save does while storage is ill. ``spool`` (default) keeps it on the node
+            and publishes it afterwards; ``wait`` waits up to ``deadline_s``, as a load always does;
+            ``skip`` leaves the save point out; ``fail`` raises the same error on all ranks.
         on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
             until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds:
@@ -133,6 +137,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         admission: AdmissionConfig | Mapping[str, Any] | None = None,
         joint: Mapping[str, Any] | None = None,
         checkpoints: Mapping[str, Any] | None = None,
+        spool: Mapping[str, Any] | None = None,
         on_outage: str | None = None,
         on_store_loss: str | None = None,
         termination_grace_s: float | None = None,
@@ -160,15 +165,16 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             spool_dir=spool_dir,
             strict=strict,
         )
-        self._joint = _with_words(
+        words = {"on_outage": on_outage, "on_store_loss": on_store_loss}
+        self._joint = with_words(
             joint,
-            on_outage=on_outage,
-            on_store_loss=on_store_loss,
+            **words,
             termination_grace_s=termination_grace_s,
             max_pending_saves=max_pending_saves,
             pause_training=pause_training,
         )
         self._checkpoints = build(CheckpointConfig, checkpoints)
+        self._spool = build(SpoolConfig, spool)
         checked = self._options
         check_relations(checked.retry, checked.breaker, self._joint, budget=checked.budget)
         self._forget()
@@ -180,7 +186,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._patches = Patches()
         self._termination: Termination | None = None
         self._boundary: Boundary | None = None
-        self._pausing: Pausing | None = None
         self._is_failing = False
         self._audible = contextlib.ExitStack()
         self._reports: dict[str, BreakerReport] = {}
@@ -193,7 +198,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             "_patches",
             "_termination",
             "_boundary",
-            "_pausing",
             "_audible",
         )
         return {name: value for name, value in vars(self).items() if name not in running}
@@ -255,11 +259,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if self._termination is not None:
             self._termination.acknowledge()
 
-    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Ask for a pause, where it is time to look and something is ill."""
-        if self._pausing is not None:
-            self._pausing.after_step()
-
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         """Leave in time, where this process was told to stop or another rank has left.
 
@@ -306,7 +305,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             sink=sink,
             asked=self._asked,
         )
-        session.checkpoints = self._checkpoints
+        session.checkpoints, session.spool = self._checkpoints, self._spool
         if session.member.world_size > 1:
             session.failing = Failing(
                 session.member, driver=session.driver, step=lambda: trainer.global_step
@@ -327,7 +326,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if saving is not Saving.RANK_ZERO:
             hook_sharded(strategy, session, patches, saving=saving)
         elif namespaces.loads_through_io(trainer):
-            hook_loads(strategy, session, patches)
+            hook_loads(trainer, session, patches)
         if session.failing is not None:
             hook_stage(trainer, session.failing, patches)
 
@@ -340,8 +339,10 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         if session.background is not None:
             session.background.report_at(self._boundary)
         every = steps(self._joint.pause_training)
-        self._pausing = Pausing(trainer, session, ask=self._boundary.ask, every=every)
-        self._boundary.on(AgendaKind.PAUSE, self._pausing)
+        pausing = Pausing(trainer, session, ask=self._boundary.ask, every=every)
+        self._boundary.on(AgendaKind.PAUSE, pausing)
+        if every:
+            self._boundary.look = pausing.before_step
         for name in idle_hooks(self):
             patches.replace(self, name, None)
 
@@ -349,7 +350,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         session, self._session = self._session, None
         boundary, self._boundary = self._boundary, None
         termination, self._termination = self._termination, None
-        self._pausing = None
         self._patches.undo()
         if boundary is not None:
             boundary.close()
@@ -384,15 +384,3 @@ def _ours(trainer: Any) -> list[ResilienceCallback]:
 def _callback_of(trainer: Any) -> ResilienceCallback | None:
     ours = _ours(trainer)
     return ours[0] if ours and read_environment().enabled else None
-
-
-def _with_words(joint: Mapping[str, Any] | None, **words: str | float | None) -> JointConfig:
-    given = {name: word for name, word in words.items() if word is not None}
-    both = [name for name in given if isinstance(joint, Mapping) and name in joint]
-    if both:
-        message = (
-            f"{both[0]} is given twice: {both[0]}={given[both[0]]!r} and "
-            f"joint={{{both[0]!r}: {cast('Any', joint)[both[0]]!r}}}. Give it once."
-        )
-        raise ConfigError(message)
-    return replace(build(JointConfig, joint), **cast("dict[str, Any]", given))

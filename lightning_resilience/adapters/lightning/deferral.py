@@ -20,8 +20,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.lightning.flushing import publish_what_was_left
 from lightning_resilience.adapters.lightning.namespaces import (
     checkpoint_connectors,
+    is_fitting,
     on_slurm,
     resumes_exceptions,
 )
@@ -115,9 +117,12 @@ def _wrap_resume(connector: Any, callback_of: Callable[[Any], Any]) -> None:
         session = callback._session
         if checkpoint_path is callback._asked:
             checkpoint_path = _of_rank_zero(session, checkpoint_path)
+        if is_fitting(self.trainer) and session.member.on_outage == "spool":
+            publish_what_was_left(self.trainer, session, checkpoint_path)
         choice = _Choice(trainer=self.trainer, session=session, parse=parse)
         path, session.chosen = choice.of(checkpoint_path)
-        session.start_from(path)
+        if path:
+            session.alone.retaining.start_from(path)
         try:
             resume(self, path, *args, **kwargs)
         finally:

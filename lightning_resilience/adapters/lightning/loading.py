@@ -1,11 +1,15 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a checkpoint in Lightning's own format gets out of storage: in pieces that mark progress.
+"""How a checkpoint in Lightning's own format gets out of storage: once per node, and checked.
 
-Lightning's stock ``TorchCheckpointIO`` opens an unguarded filesystem of its own, and hands the open
-file to ``torch.load``. Here it is our private one, read past every listing, and ``torch.load`` sees
-a file that reads no more than a piece at a time: each mark keeps a long load from being taken for a
-stall, and of the checkpoint only that piece is in memory twice.
+Lightning's stock ``TorchCheckpointIO`` opens an unguarded filesystem of its own on every rank, and
+hands the open file to ``torch.load``, which compares no checksum. Here one rank of a node reads, by
+our private filesystem, past every listing: it copies the checkpoint to the node's cache, or checks
+it where it is on a local disk (``core.node_cache`` says which), against its manifest or else the
+checksums that its archive has. Nobody has made a tensor of it by then.
+
+What is on this node then is mapped where that is possible, or read a piece at a time: each mark
+keeps a long load from being taken for a stall.
 
 ``torch.load`` reads from C++, and what an open file raises there comes out as something else, for
 example as a ``ValueError`` about a closed file, or not at all: it was seen to read on after a read
@@ -16,28 +20,38 @@ from __future__ import annotations
 
 import errno
 import io
+import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
+from lightning_resilience.adapters.archives import examine
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.manifests import check_contents, check_in_place
 from lightning_resilience.adapters.marked_file import MarkedFile
+from lightning_resilience.adapters.node_cache import NodeFile, make_room
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.private_filesystem import plain_url
-from lightning_resilience.adapters.staging import discard, staging_name
-from lightning_resilience.adapters.trees import fetch
+from lightning_resilience.adapters.staging import filesystem_kind, stage
+from lightning_resilience.adapters.storage import is_local
+from lightning_resilience.adapters.trees import PIECE_BYTES
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.node_cache import cache_key, is_copied
 from lightning_resilience.core.resolution import Inspection, difference
+from lightning_resilience.core.shards import Form
+from lightning_resilience.core.verification import State, of_undescribed
+from lightning_resilience.errors import CheckpointError, CorruptCheckpointError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from lightning_resilience.adapters.lightning.mappings import Mappings
+    from lightning_resilience.adapters.staging import Staged, StagedWriter
     from lightning_resilience.adapters.storage import Place, Storage
-    from lightning_resilience.adapters.trees import Tree
     from lightning_resilience.ports import CancelToken
 
 
@@ -61,7 +75,12 @@ class TorchLoad(Work):
         nonce: Makes names for what is fetched.
         options: ``map_location`` and ``weights_only`` of ``torch.load``.
         expected: What rank 0 has seen of it; None where nobody has looked.
+        common: A text that all ranks have in common for this load, and no other load has; empty for
+            a load that this rank makes by itself, which shares nothing with the others of its node.
+        mappings: Lets go of what is mapped, later; None where nobody would.
     """
+
+    has_steps = True
 
     def __init__(
         self,
@@ -71,44 +90,165 @@ class TorchLoad(Work):
         nonce: Callable[[], str],
         options: Mapping[str, Any],
         expected: Inspection | None = None,
+        common: str = "",
+        mappings: Mappings | None = None,
     ) -> None:
         super().__init__(storage, url)
         self._nonce = nonce
         self._expected = expected
+        self._common = common
+        self._mappings = mappings
         self._options = dict(options)
-        self._names: list[str] = []
+        self._is_web = plain_url(url).startswith("http")
+        if self._is_web and self._options["weights_only"] is None:
+            # As Lightning does: what comes from a web server is trusted unless somebody says no.
+            self._options["weights_only"] = False
+        self._path = ""
+        self._file: NodeFile | None = None
 
-    def attempt(self, token: CancelToken) -> Any:
-        """Read the checkpoint, once it is known to be what its manifest says, where it has one.
+    @property
+    def needs_storage(self) -> bool:
+        """Whether this rank has to read, or to look whether another one has."""
+        return not self._path
+
+    def prepare(self, token: CancelToken) -> None:
+        """Wait until another rank of the node has fetched it, or it is this one's turn.
+
+        Raises:
+            CorruptCheckpointError: Another one has found it damaged.
+        """
+        # What is a file has to be looked at first, and that is for the guard to repeat.
+        if not is_local(self.url):
+            file = self._copy_of()
+            if file.settle(token):
+                self._path = file.path
+
+    def attempt(self, token: CancelToken) -> str:
+        """Have it on this node, known to be what was saved; return where.
 
         Raises:
             FileNotFoundError: The storage says that it is not there.
-            CorruptCheckpointError: It is not what its manifest says.
+            CorruptCheckpointError: It is not what its manifest says, or damaged by itself.
             OSError: What the filesystem or the storage raised.
         """
         token.raise_if_cancelled()
         place = self.storage.place(self.url)
-        if plain_url(self.url).startswith("http"):
-            return self._load_from_the_web(place, token)
-        found = find_info(place.fs, place.path)
+        kind = filesystem_kind(place.path) if place.store.is_local else None
+        if is_copied(kind):
+            copy = self._copy_of()
+            copy.obtain(partial(self._fetch, place), token)
+            return copy.path
+        found = self._find(place)
+        if not self._common or found["type"] == "directory":
+            self._check(place, token)
+            return place.path
+        # What an earlier attempt has may be another file's by now.
+        self.give_up()
+        self._file = self._file_of(_identity(place.path), expected=None)
+        self._file.obtain(partial(self._mark_checked, place), token)
+        return place.path
+
+    def finish(self, value: Any, token: CancelToken) -> Any:
+        """Load what is on this node."""
+        token.raise_if_cancelled()
+        path = str(value or self._path)
+        if self._mappings is not None and self._mappings.may_map(path, self._options):
+            return self._mappings.load(path, self._options)
+        with Path(path).open("rb") as file:
+            return _load(file, token, self._options)
+
+    def give_up(self) -> None:
+        """Let another rank of the node read."""
+        if self._file is not None:
+            self._file.release()
+
+    def close(self) -> None:
+        """Let go of what others wait for, and remove what nobody else will look for."""
+        if self._file is not None:
+            self._file.release()
+            if not self._common:
+                self._file.remove()
+
+    # A copy on this node --------------------------------------------------------------------------
+
+    def _copy_of(self) -> NodeFile:
+        if self._file is None:
+            self._file = self._file_of("", expected=self._expected)
+        return self._file
+
+    def _file_of(self, identity: str, *, expected: Inspection | None) -> NodeFile:
+        # Order: without a text in common, nobody else may find it.
+        load = self._common or self._nonce()
+        seen = self._expected if self._common else None
+        key = cache_key(f"{self.url}{identity}", expected=None if identity else seen, common=load)
+        return NodeFile(
+            self.storage.cache_directory,
+            key,
+            expected=expected,
+            load=load,
+            patience_s=self.storage.patience_s,
+            nonce=self._nonce,
+        )
+
+    def _fetch(self, place: Place, path: str, token: CancelToken) -> None:
+        """Copy it to this node, and check the copy."""
+        size_bytes, manifest = None, None
+        if not self._is_web:
+            # A web server need not answer questions.
+            size_bytes = self._find(place).get("size")
+            manifest = check_in_place(place, token, digests=False)
+        make_room(self.storage.cache_directory, incoming_bytes=size_bytes or 0)
+        copied = stage(partial(_copy, place, token), path, token)
+        if size_bytes not in {None, copied.size_bytes}:
+            arrived = f"{copied.size_bytes} bytes of {redacted(self.url)} arrived"
+            message = f"{arrived}, but it has {size_bytes}"
+            raise CheckpointError(message)
+        if manifest is not None:
+            check_contents(place, manifest, _contents(copied), token=token)
+        with Path(path).open("rb") as file:
+            self._examine(file, copied.size_bytes, is_described=manifest is not None, token=token)
+
+    # A file on a local disk -----------------------------------------------------------------------
+
+    def _find(self, place: Place) -> Mapping[str, Any]:
+        found: Mapping[str, Any] | None = find_info(place.fs, place.path)
         if found is None and self._expected is not None:
             self._disagree("it is not there on this rank")
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(self.url))
-        manifest = check_in_place(place, token, digests=place.store.is_local)
-        if manifest is None or place.store.is_local:
-            with place.fs.open(place.path, "rb") as file:
-                return self._load_chosen(file, size_bytes=found.get("size"), token=token)
-        # What comes from elsewhere is read once: fetched, and checked before it is used.
-        copy = self._fetch(place, token)
-        check_contents(place, manifest, copy.contents, token=token)
-        with Path(copy.path).open("rb") as file:
-            return self._load_chosen(file, size_bytes=copy.size_bytes, token=token)
+        return found
 
-    def _load_chosen(self, file: Any, *, size_bytes: int | None, token: CancelToken) -> Any:
+    def _mark_checked(self, place: Place, path: str, token: CancelToken) -> None:
+        make_room(self.storage.cache_directory, incoming_bytes=0)
+        self._check(place, token)
+        Path(path).touch(exist_ok=False)
+
+    def _check(self, place: Place, token: CancelToken) -> None:
+        """Read it through where it is."""
+        manifest = check_in_place(place, token, digests=True)
+        with place.fs.open(place.path, "rb") as file:
+            size_bytes = file.seek(0, io.SEEK_END)
+            file.seek(0)
+            self._examine(file, size_bytes, is_described=manifest is not None, token=token)
+
+    # Whether it is what it should be --------------------------------------------------------------
+
+    def _examine(
+        self, file: Any, size_bytes: int, *, is_described: bool, token: CancelToken
+    ) -> None:
+        # Order: what differs from what rank 0 has seen may be an older state, or have suffered on
+        # its way, and is read again. What is damaged as rank 0 has seen it stays so.
         if self._expected is not None:
             self._compare(file, self._expected, size_bytes=size_bytes, token=token)
-        return _load(file, token, self._options)
+        if is_described:
+            return
+        state, reason = of_undescribed(Form.FILE, {"": examine(file, token)})
+        if state is State.CORRUPT:
+            message = (
+                f"{redacted(self.url)} cannot be loaded: {reason}. Name another checkpoint as "
+                "ckpt_path, or move this one out of its directory and start again."
+            )
+            raise CorruptCheckpointError(message)
 
     def _compare(
         self, file: Any, expected: Inspection, *, size_bytes: int | None, token: CancelToken
@@ -134,29 +274,24 @@ class TorchLoad(Work):
         message = f"this is not the checkpoint that rank 0 has chosen: {how}"
         raise OSError(errno.ESTALE, message, redacted(self.url))
 
-    def _load_from_the_web(self, place: Place, token: CancelToken) -> Any:
-        # A web server need not be able to seek, and Lightning fetches the whole file as well; it
-        # also trusts such a file where nobody has said otherwise.
-        options = dict(self._options)
-        if options["weights_only"] is None:
-            options["weights_only"] = False
-        with Path(self._fetch(place, token).path).open("rb") as file:
-            return _load(file, token, options)
 
-    def _fetch(self, place: Place, token: CancelToken) -> Tree:
-        name = str(Path(self.storage.spool_directory, staging_name(self._nonce())))
-        self._names.append(name)
-        try:
-            return fetch(place, name, token)
-        except BaseException:
-            # One part of a large checkpoint for each attempt would fill the disk.
-            discard(name)
-            raise
+def _identity(path: str) -> str:
+    """Return what a local file does not keep when it is written or replaced."""
+    found = os.stat(path)  # noqa: PTH116 - the numbers of the kernel are what is meant
+    numbers = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return "".join(f"\0{number}" for number in numbers)
 
-    def close(self) -> None:
-        """Remove what was fetched."""
-        for name in self._names:
-            discard(name)
+
+def _copy(place: Place, token: CancelToken, file: StagedWriter) -> None:
+    with place.fs.open(place.path, "rb") as remote:
+        # Each write asks the token as well, but that is a request too late.
+        while piece := remote.read(PIECE_BYTES):
+            file.write(piece)
+            token.raise_if_cancelled()
+
+
+def _contents(copied: Staged) -> dict[str, tuple[int, str | None]]:
+    return {"": (copied.size_bytes, copied.digest)}
 
 
 def _load(file: Any, token: CancelToken, options: Mapping[str, Any]) -> Any:

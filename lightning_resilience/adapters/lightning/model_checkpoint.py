@@ -33,17 +33,20 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.failing import add_note
+from lightning_resilience.adapters.lightning.flushing import Flushing
 from lightning_resilience.adapters.lightning.namespaces import (
     BOOKKEEPING,
     LIST_DIRECTORY,
     checkpoint_callbacks,
     checkpoint_directories,
     is_model_checkpoint,
+    is_wrapping_io,
     saves_on_exception,
     sigterm_exception,
 )
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.preflight import Preflight
+from lightning_resilience.adapters.lightning.shelf import Link
 from lightning_resilience.adapters.lightning.tolerance import Tolerance
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.manifests import remove_manifest
@@ -74,6 +77,8 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         patches: Remembers what was replaced.
     """
     session.alone.retaining.directories = partial(checkpoint_directories, trainer)
+    if session.member.on_outage == "spool" and not is_wrapping_io(trainer.strategy.checkpoint_io):
+        session.flushing = Flushing(trainer, session, patches)
     tolerance = Tolerance(trainer, session, patches)
     preflight = Preflight(trainer, session)
     for number, callback in enumerate(checkpoint_callbacks(trainer)):
@@ -125,7 +130,7 @@ def _look(
 ) -> None:
     preflight.warn_where_it_moves(chosen, callback.dirpath)
     answers = True
-    if callback.save_top_k != 0:
+    if callback.save_top_k != 0 or session.member.on_outage == "spool":
         answers = _list(callback, session, patches, preflight=preflight)
     if answers:
         # Else it would be waited for a second time.
@@ -145,9 +150,13 @@ def _list(callback: Any, session: Session, patches: Patches, *, preflight: Prefl
         before = callback._fs
         callback._fs = session.storage.place(directory).fs
         try:
-            getattr(callback, LIST_DIRECTORY)(directory)
+            if callback.save_top_k != 0:
+                getattr(callback, LIST_DIRECTORY)(directory)
         finally:
             callback._fs = before
+        if session.alone.spooling is not None:
+            # While storage is ill, this is what says whether a name is taken.
+            session.alone.spooling.seen(directory, session.storage.names_in(directory, token))
 
     try:
         # With the slash it is a folder, and a probe asks for it and not for what is above it.
@@ -200,12 +209,27 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
 
     background = session.background
     if background is None:
-        session.on_rank_zero("link", linkpath, link, kind="write")
+        _link_when_it_is_there(session, linkpath, Link(target=filepath, make=link))
         return
     # A link to what is not written yet would name nothing, and the one before is gone.
     work = Asked(session.storage, linkpath, link)
     session.on_rank_zero(
         "link", linkpath, partial(background.link, filepath, work), is_guarded=False
+    )
+
+
+def _link_when_it_is_there(session: Session, linkpath: str, link: Link) -> None:
+    # To what still waits on this node a link would point to nothing.
+    spooling = session.alone.spooling
+    if spooling is None:
+        session.on_rank_zero("link", linkpath, link.make, kind="write")
+        return
+    session.on_rank_zero(
+        "link",
+        linkpath,
+        partial(spooling.link_or_later, link),
+        kind="write",
+        instead=partial(spooling.link_later, link),
     )
 
 

@@ -7,6 +7,7 @@ As ``namespaces``, which has all the others: what is needed is found on the Trai
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ __all__ = [
     "HANDLERS",
     "REGISTER",
     "STEP",
+    "VALIDATION",
     "BarText",
     "free_requeue_path",
     "has_broadcast",
@@ -33,16 +35,22 @@ __all__ = [
     "is_between_updates",
     "last_checkpoint_saver",
     "requeue_signal",
+    "rewind_validation",
     "saves_on_exception",
     "signal_connector",
     "training_bar",
     "training_loop",
+    "validated_batches",
+    "validation_length",
+    "validation_loop",
 ]
 
 STEP: Final = "advance"
 """The training loop's method for one step."""
 BROADCAST: Final = "_broadcast_sigterm_tensor"
 """Its method by which all ranks learn of rank 0's stop flag, at the beginning of each step."""
+VALIDATION: Final = "run"
+"""The validation loop's method for one validation."""
 REGISTER: Final = "register_signal_handlers"
 """The signal connector's method that installs its handlers."""
 HANDLERS: Final = ("_sigterm_notifier_fn", "_slurm_sigusr_handler_fn", "_sigterm_handler_fn")
@@ -55,6 +63,7 @@ _STEP_HOOKS: Final = (
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
+    "on_train_batch_end",
 )
 
 
@@ -104,6 +113,38 @@ def training_bar(trainer: Any) -> BarText | None:
 def training_loop(trainer: Any) -> Any:
     """Return the loop over the steps of an epoch."""
     return trainer.fit_loop.epoch_loop
+
+
+def validation_loop(trainer: Any) -> Any:
+    """Return the loop over the batches of a validation within ``fit``."""
+    return training_loop(trainer).val_loop
+
+
+def validated_batches(trainer: Any) -> int:
+    """Return how many batches of this validation are done, asked at the end of one."""
+    done: int = validation_loop(trainer).batch_progress.current.ready
+    return done
+
+
+def validation_length(trainer: Any) -> str:
+    """Return the length of this validation, in words; nothing where it is not known."""
+    batches = validation_loop(trainer).max_batches
+    return "" if math.inf in batches else str(batches)
+
+
+def rewind_validation(trainer: Any) -> None:
+    """Let a checkpoint say that this validation is in its first batch.
+
+    Lightning goes on with a validation that a checkpoint was saved in. It has the number of its
+    batches, and neither their results nor their data: so what goes on must be all of it.
+    """
+    progress = validation_loop(trainer).batch_progress
+    for counts, before in (
+        (progress.total, progress.total.ready - progress.current.ready),
+        (progress.current, 0),
+    ):
+        counts.completed = counts.processed = before
+        counts.ready = counts.started = before + 1
 
 
 def signal_connector(trainer: Any) -> Any:

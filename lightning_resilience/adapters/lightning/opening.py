@@ -116,7 +116,7 @@ def open_session(
         member=_member(keys, trainer, joint),
         policy=options.policy,
         driver=driver,
-        storage=options.storage(environment, run_id=run_id),
+        storage=options.storage(environment, run_id=run_id, nonce=dice.nonce),
         hosts=trainer.num_nodes,
         is_stopping=lambda: termination.is_pending,
         asked=asked,

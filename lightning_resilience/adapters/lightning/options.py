@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.guard_options import OPTIONS, GuardOptions, guard_options
 from lightning_resilience.adapters.lightning.breakers import Policy
+from lightning_resilience.adapters.node_cache import beside_runs
 from lightning_resilience.adapters.staging import spool_directory
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.sweeping import swept_spool
@@ -20,6 +21,8 @@ from lightning_resilience.protocols.circuit import Limits
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning_resilience.config import Environment
 
 
@@ -51,16 +54,25 @@ class Options(GuardOptions):
             strict=self.strict,
         )
 
-    def storage(self, environment: Environment, *, run_id: str) -> Storage:
-        """Make the clients of storage, which open nothing before they are asked."""
+    def storage(
+        self, environment: Environment, *, run_id: str, nonce: Callable[[], str]
+    ) -> Storage:
+        """Make the clients of storage, which open nothing before they are asked.
+
+        Args:
+            environment: What it says of the directory for staged files.
+            run_id: Name of the run.
+            nonce: Makes names.
+        """
         spool = partial(
             spool_directory, self.spool_dir or environment.spool_dir, environ={}, run_id=run_id
         )
         return Storage(
             self.storage_options,
-            spool=partial(swept_spool, spool),
+            spool=partial(swept_spool, spool, nonce=nonce),
             run_id=run_id,
             stall_timeout_s=self.retry.stall_timeout_s,
+            cache=beside_runs,
         )
 
 

@@ -5,12 +5,17 @@
 Only instances are touched, never classes: another Trainer in the same process sees nothing of it.
 What was set on the instance before is set again, and what was not is removed, in reverse order.
 
+An instance is asked for its attributes by name, never for its ``__dict__``: CPython 3.11 and 3.12
+make that dictionary when somebody first looks, and every look-up on the object is slower from then
+on, in every step where it is the training loop or the strategy.
+
 A replaced method stays behind when its owner is copied or sent to another process in the middle of
 a fit: the copy has the method of its class, as if nothing had been replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 
@@ -47,6 +52,18 @@ def _method_of_class(owner: Any, name: str) -> Any:
     raise AttributeError(message)
 
 
+def _own(owner: Any, name: str) -> Any:
+    """Return what is set on the instance itself."""
+    seen = getattr(owner, name, _ABSENT)
+    if isinstance(seen, _Hook):
+        return seen
+    is_method = getattr(seen, "__self__", None) is owner
+    of_class = getattr(type(owner), name, None)
+    if seen is _ABSENT or (is_method and getattr(seen, "__func__", None) is of_class):
+        return _ABSENT
+    return vars(owner).get(name, _ABSENT)
+
+
 class Patches:
     """What has been replaced so far."""
 
@@ -55,14 +72,16 @@ class Patches:
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name`` on the instance, and remember what was set there."""
-        self._replaced.append((owner, name, vars(owner).get(name, _ABSENT)))
+        self._replaced.append((owner, name, _own(owner, name)))
         setattr(owner, name, _Hook(owner, name, value) if callable(value) else value)
 
     def undo(self) -> None:
         """Put everything back. Idempotent."""
         while self._replaced:
             owner, name, before = self._replaced.pop()
-            if before is _ABSENT:
-                vars(owner).pop(name, None)
-            else:
+            if before is not _ABSENT:
                 setattr(owner, name, before)
+                continue
+            # Somebody else's clean-up may have come first.
+            with contextlib.suppress(AttributeError):
+                delattr(owner, name)

@@ -48,10 +48,10 @@ class Pausing:
         self._steps = 0
         self._past: dict[str, Sight] = {}
 
-    def after_step(self) -> None:
+    def before_step(self) -> None:
         """Ask for a pause where a breaker of this rank is open. Asks nobody to find that out."""
-        self._steps += 1
-        if not is_time_to_look(self._steps, every=self._every):
+        done, self._steps = self._steps, self._steps + 1
+        if not is_time_to_look(done, every=self._every):
             return
         session = self._session
         item = asks(

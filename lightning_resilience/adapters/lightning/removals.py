@@ -51,6 +51,11 @@ class _Asked:
     removal: Removal | None
 
 
+def _later(why: str, token: CancelToken) -> None:
+    """Leave them on the list: the next operation begins with them."""
+    del why, token
+
+
 class Removals:
     """What is still to be removed.
 
@@ -72,6 +77,8 @@ class Removals:
         self._asked.append(
             _Asked(work=work, removal=self._alone.retaining.removal(work.url)),
         )
+        if self._alone.spooling is not None:
+            self._alone.spooling.asked_to_remove(work.url)
 
     def keep(self, url: str) -> None:
         """Do not remove ``url`` any more: something is about to be written there."""
@@ -87,7 +94,7 @@ class Removals:
         if not self._due():
             # Storage is asked nothing, so its breaker must not be told that it has answered.
             return Passage(self._alone.storage, url)
-        return Asked(self._alone.storage, url, self._remove_all)
+        return Asked(self._alone.storage, url, self._remove_all, instead=_later)
 
     def first(self) -> Protocol[Guarded | None] | None:
         """Return what is to be done before other work, or None where there is nothing.

@@ -290,7 +290,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
             _member(Keys(run_id=run_id, incarnation=dice.nonce()), rank, world_size),
             policy=options.policy,
             driver=driver,
-            storage=options.storage(environment, run_id=run_id),
+            storage=options.storage(environment, run_id=run_id, nonce=dice.nonce),
             # Without a group there may be nobody else to vote.
             hosts=topology.hosts if is_group else 1,
         )

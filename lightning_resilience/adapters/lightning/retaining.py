@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["Retaining"]
+__all__ = ["Ending", "Retaining"]
+
+
+class Ending:
+    """How a save ends that does not fail."""
+
+    stage = Stage.VERIFIED
 
 
 class Retaining:
@@ -47,21 +53,34 @@ class Retaining:
     # What happens ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def saving(self, url: str) -> Iterator[None]:
+    def saving(self, url: str) -> Iterator[Ending]:
         """Note a save, and how it ends."""
         self._change(Retention.asked_to_save, self._name(url))
-        with self.writing(url):
-            yield
+        with self.writing(url) as ending:
+            yield ending
 
     @contextlib.contextmanager
-    def writing(self, url: str) -> Iterator[None]:
+    def writing(self, url: str) -> Iterator[Ending]:
         """Note how a save ends that was handed over before."""
+        ending = Ending()
         try:
-            yield
+            yield ending
         except BaseException:
             self._change(Retention.ended, self._name(url), Stage.FAILED)
             raise
-        self._change(Retention.ended, self._name(url), Stage.VERIFIED)
+        self._change(Retention.ended, self._name(url), ending.stage)
+
+    def published(self, url: str, number: int) -> None:
+        """Note that a checkpoint that had waited on this node is in storage, verified."""
+        self._change(Retention.published, self._name(url), number)
+
+    def number_of(self, url: str) -> int:
+        """Return the how manieth save the latest of that path is; 0 where there was none."""
+        return self._known.number_of(self._name(url))
+
+    def is_replaced(self, url: str) -> bool:
+        """Tell whether a later save is safe, in storage or on this node."""
+        return self._known.is_replaced(self._name(url))
 
     @contextlib.contextmanager
     def handing_over(self, url: str) -> Iterator[None]:

@@ -12,21 +12,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.adapters.lightning.alone import Alone
+from lightning_resilience.adapters.lightning.alone import Alone, enlisted
 from lightning_resilience.adapters.lightning.removals import Removals
-from lightning_resilience.adapters.lightning.work import Asked, Passage, carry_out, hand_over
+from lightning_resilience.adapters.lightning.work import (
+    Asked,
+    Passage,
+    carry_out,
+    detail_of,
+    hand_over,
+)
 from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.incident import PeerInterruption
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import FinalRecord
-from lightning_resilience.errors import ResilienceError, StoreUnavailableError
+from lightning_resilience.core.retention import Stage
+from lightning_resilience.core.spool import SpoolConfig, is_spooled, outage_policy
+from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
-from lightning_resilience.protocols.joint_fence import enlist
 from lightning_resilience.protocols.joint_told import read_reports
 from lightning_resilience.protocols.joint_verdict import someone_left
 
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.background import Background
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
     from lightning_resilience.adapters.lightning.failing import Failing
+    from lightning_resilience.adapters.lightning.flushing import Flushing
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
     from lightning_resilience.core.resolution import Inspection
@@ -71,6 +80,8 @@ class Session:
         checkpoints: What checkpoints the run insists on.
         is_leaving: Whether training is being left, so that no later save makes up for a failed one.
         is_saving: Whether ``ModelCheckpoint`` saves now, and clears up after it.
+        spool: How much may wait on rank 0's node while storage is ill.
+        flushing: The end of what waits there; None where nothing does.
     """
 
     def __init__(
@@ -84,7 +95,7 @@ class Session:
         is_stopping: Callable[[], bool] = lambda: False,
         asked: Any = None,
     ) -> None:
-        self.member = _enlisted(member, driver)
+        self.member = enlisted(member, driver)
         self.driver = driver
         self.storage = storage
         self.alone = Alone(member, policy=policy, driver=driver, storage=storage, hosts=hosts)
@@ -94,6 +105,8 @@ class Session:
         self.checkpoints = CheckpointConfig()
         self.is_leaving = False
         self.is_saving = False
+        self.spool = SpoolConfig()
+        self.flushing: Flushing | None = None
         self._all = tuple(range(member.world_size))
         self._policy = policy
         self._is_stopping = is_stopping
@@ -111,10 +124,12 @@ class Session:
         Raises:
             JointError: The same on every rank: the checkpoint is not there.
         """
-        with self.alone.retaining.saving(url):
+        with self.alone.retaining.saving(url) as ending:
             result = self._joint("save", url, work)
-        if result.value is not None:
-            self.alone.tell(url, result.value)
+            if self.flushing is not None and is_spooled(result.final.detail):
+                ending.stage, self.flushing.is_due = Stage.SPOOLED, True
+        if ending.stage is Stage.VERIFIED and result.value is not None:
+            self.alone.saved(url, result.value)
 
     def load(self, url: str, work: Work) -> Any:
         """Load a checkpoint; every rank has ``work``.
@@ -189,11 +204,6 @@ class Session:
         if self.member.rank == 0:
             self._removals.add(work)
 
-    def start_from(self, path: str | None) -> None:
-        """Note what the run starts from, if from anything: that is never removed."""
-        if path:
-            self.alone.retaining.start_from(path)
-
     def keep(self, url: str) -> None:
         """Do not remove ``url`` any more: it is about to be written again."""
         self._removals.keep(url)
@@ -204,8 +214,8 @@ class Session:
         What a save point removes is cleared up at its end, with one rank as well: a removal that
         fails must not look like a failure of the save before it.
 
-        Not joint: whether there is something to remove is decided by each rank for itself, from
-        metrics that may differ, and only rank 0's decision counts.
+        Not joint: each rank decides for itself, from metrics that may differ, whether there is
+        something to remove, and only rank 0's decision counts.
         """
         if self.member.rank == 0:
             self._removals.ask(work)
@@ -234,7 +244,7 @@ class Session:
         Raises:
             JointError: The same on every rank: it cannot be told.
         """
-        work = Asked(self.storage, url, partial(self.storage.exists, url))
+        work = self.alone.question(url)
         result = self._joint("exists", url, work, kind="read")
         return result.final.detail == str(True)
 
@@ -245,6 +255,7 @@ class Session:
         work: Callable[[CancelToken], Any],
         *,
         retry: RetryPolicy | None = None,
+        instead: Callable[[str, CancelToken], Any] | None = None,
         **how: Any,
     ) -> FinalRecord:
         """Do ``work`` on rank 0 while the others wait on the shared store.
@@ -254,12 +265,13 @@ class Session:
             url: What it is about.
             work: What rank 0 does.
             retry: How it is repeated, the same on every rank; None for as all others are.
+            instead: What rank 0 does while storage is ill; see ``Work``.
             how: See ``by_all``.
 
         Raises:
             JointError: The same on every rank.
         """
-        asked = Asked(self.storage, url, work, retry=retry)
+        asked = Asked(self.storage, url, work, retry=retry, instead=instead)
         return self._joint(op, url, asked, **how).final
 
     def _joint(self, op: str, url: str, work: Work | None, **how: Any) -> JointResult:
@@ -291,7 +303,7 @@ class Session:
             done = self.alone.run(op, work, kind=kind)
         else:
             done = self.driver.run(hand_over(work, self.driver.clock.now_s()))
-        final = FinalRecord(op=op, detail=_detail(op, done), writer="")
+        final = FinalRecord(op=op, detail=detail_of(op, done), writer="")
         return JointResult(final=final, value=done)
 
     def _together(
@@ -307,6 +319,9 @@ class Session:
         breakers = self.alone.breakers
         storage = self.storage if work is None else work.storage
         retry = (work and work.retry) or self._policy.retry
+        policy = outage_policy(self.member.on_outage, op=op, is_saving=self.is_saving)
+        if work is not None and policy != "proceed":
+            work.instead = None
         joint = Joint(
             op=op,
             seq=self._seq,
@@ -314,8 +329,9 @@ class Session:
             subject=redacted(url),
             workers=workers,
             circuit=breakers.joint_circuit(url, kind) if is_guarded else None,
-            patience=breakers.patience(url, kind, storage),
+            patience=breakers.patience(url, kind, storage, on_outage=policy),
             deadline_s=retry.deadline_s,
+            on_outage=policy,
         )
         works = work is not None and self.member.rank in joint.workers
         try:
@@ -349,9 +365,10 @@ class Session:
             if joint.circuit is None or not work.is_guarded:
                 return (yield from hand_over(work, started_at_s))
             call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
+            call = replace(call, patience=joint.patience)
             return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
 
-        return Part(run=run, detail=partial(_detail, joint.op), outcome=report)
+        return Part(run=run, detail=partial(detail_of, joint.op), outcome=report)
 
     def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error
@@ -381,18 +398,3 @@ class Session:
     def _let_go(self) -> None:
         self.driver.close()
         self.driver.store.close()
-
-
-def _detail(op: str, done: Guarded) -> str:
-    # A checkpoint that was loaded is nothing to tell the others.
-    value = None if op == "load" else done.value
-    return "" if value is None else str(getattr(value, "digest", value))
-
-
-def _enlisted(member: Member, driver: Driver) -> Member:
-    # Where the store is away now, the first operation finds out what is to be done about that.
-    try:
-        enlisted: Member = driver.run(enlist(member), hurry=True)
-    except StoreUnavailableError:
-        return member
-    return enlisted

@@ -96,7 +96,11 @@ class Stopping:
         raise sigterm_exception(self._trainer)
 
     def _save_or_leave(self, record: AgendaRecord) -> None:
-        if self._is_requeued(record):
+        if self._trainer.sanity_checking:
+            _log.info("no checkpoint is saved: this fit has not made a step.")
+            if self._is_requeued(record):
+                self._requeue()
+        elif self._is_requeued(record):
             self._save_and_requeue(record)
         elif record.saves:
             self._save()
@@ -109,6 +113,8 @@ class Stopping:
         background = self._session.background
         if background is not None:
             background.settle()
+        if self._session.flushing is not None:
+            self._session.flushing.flush(max(0.0, self._termination.left_s))
 
     def _is_requeued(self, record: AgendaRecord) -> bool:
         number = requeue_signal(self._trainer)

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
+from lightning_resilience.adapters.lightning.mappings import hook_mappings
 from lightning_resilience.adapters.lightning.namespaces import (
     innermost_wrapper,
     is_wrapping_io,
@@ -33,11 +35,13 @@ from lightning_resilience.adapters.lightning.resilient_io import (
     format_of,
 )
 from lightning_resilience.adapters.lightning.work import Asked, HandedOver
+from lightning_resilience.core.spool import may_be_spooled
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.lightning.mappings import Mappings
     from lightning_resilience.adapters.lightning.patches import Patches
     from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.adapters.lightning.work import Work
@@ -80,9 +84,10 @@ def hook_strategy(
     patches.replace(strategy, "teardown", torn_down)
 
 
-def hook_loads(strategy: Any, session: Session, patches: Patches) -> None:
+def hook_loads(trainer: Any, session: Session, patches: Patches) -> None:
     """Replace the strategy's method for loading, which every rank calls."""
-    patches.replace(strategy, "load_checkpoint", partial(_load, strategy, session))
+    strategy, mappings = trainer.strategy, hook_mappings(trainer, patches)
+    patches.replace(strategy, "load_checkpoint", partial(_load, strategy, session, mappings))
 
 
 def _in_order(first: Callable[[], None], then: Callable[[], None]) -> None:
@@ -132,17 +137,20 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     if not strategy.is_global_zero:
         session.save(url, None)
         return
-    format_ = format_of(checkpoint_io)
-    session.save(
+    work = format_of(checkpoint_io).save(
+        session.storage,
         url,
-        format_.save(
-            session.storage,
-            url,
-            checkpoint,
-            nonce=session.driver.dice.nonce,
-            storage_options=storage_options,
-        ),
+        checkpoint,
+        nonce=session.driver.dice.nonce,
+        storage_options=storage_options,
     )
+    spooling = session.alone.spooling
+    if spooling is None or not isinstance(work, StagedSave) or not may_be_spooled(url):
+        session.save(url, work)
+        return
+    work.instead = spooling.instead_of(work)
+    with spooling.saving(url):
+        session.save(url, work)
 
 
 def _waiting_for_room(session: Session, url: str, pass_on: Callable[[], Any]) -> Work:
@@ -157,8 +165,12 @@ def _waiting_for_room(session: Session, url: str, pass_on: Callable[[], Any]) ->
     return Asked(session.storage, url, hand_over)
 
 
-def _load(
-    strategy: Any, session: Session, checkpoint_path: str | os.PathLike[str], **options: Any
+def _load(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments
+    strategy: Any,
+    session: Session,
+    mappings: Mappings,
+    checkpoint_path: str | os.PathLike[str],
+    **options: Any,
 ) -> Any:
     url = os.fspath(checkpoint_path)
     checkpoint_io = strategy.checkpoint_io
@@ -170,12 +182,16 @@ def _load(
         return session.hand_over("load", url, work, by_all=True)
     format_ = format_of(checkpoint_io)
     chosen = session.chosen
+    is_chosen = chosen is not None and chosen.path == url
     reading = format_.load(
         session.storage,
         url,
         nonce=session.driver.dice.nonce,
         options=options,
-        expected=chosen if chosen is not None and chosen.path == url else None,
+        expected=chosen if is_chosen else None,
+        common=f"{session.member.keys.incarnation}-{session.operations}",
+        # What is loaded at another time is not let go of.
+        mappings=mappings if is_chosen else None,
     )
     return session.load(url, reading)
 

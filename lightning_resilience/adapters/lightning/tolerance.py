@@ -17,12 +17,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.namespaces import stage_runner
+from lightning_resilience.core.events import SaveSkipped
 from lightning_resilience.core.save_failures import (
     SaveFailures,
     error_at_end,
     error_at_limit,
     event_of,
     failure_of,
+    is_skipped,
 )
 from lightning_resilience.errors import JointError
 
@@ -73,6 +75,11 @@ class Tolerance:
         try:
             save(*args, **kwargs)
         except JointError as error:
+            if not self._session.is_leaving and is_skipped(
+                error, on_outage=self._session.member.on_outage
+            ):
+                self._skip(error)
+                return
             if self._session.is_leaving or not self._failures.counts(error):
                 raise
             self._fail(kind, error)
@@ -80,6 +87,12 @@ class Tolerance:
             # A save point at which nothing was to be saved says nothing about storage.
             if self._session.operations > operations:
                 self._failures = self._failures.succeeded(kind)
+
+    def _skip(self, error: JointError) -> None:
+        skipped = failure_of(error, step=self._trainer.global_step)
+        self._session.driver.sink.emit(
+            SaveSkipped(step=skipped.step, outcome=skipped.outcome, error=skipped.text)
+        )
 
     def _fail(self, kind: str, error: JointError) -> None:
         failure = failure_of(error, step=self._trainer.global_step)

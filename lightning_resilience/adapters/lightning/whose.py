@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
-    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
 
 
@@ -99,7 +98,7 @@ class Format:
         *,
         nonce: Callable[[], str],
         options: Mapping[str, Any],
-        expected: Inspection | None = None,
+        **shared: Any,
     ) -> Work:
         """Return what loads a checkpoint.
 
@@ -108,13 +107,14 @@ class Format:
             url: The checkpoint.
             nonce: Makes names for what is fetched.
             options: What the caller has said.
-            expected: What rank 0 has seen of it; compared where our own pipeline reads it.
+            shared: What this rank has in common with others, where our own pipeline reads it; see
+                ``TorchLoad``.
         """
         if self.is_ours:
             said = {"map_location": on_cpu, "weights_only": None, **options}
             if said["weights_only"] is None:
                 said["weights_only"] = default_weights_only(self.owner)
-            return TorchLoad(storage, url, nonce=nonce, options=said, expected=expected)
+            return TorchLoad(storage, url, nonce=nonce, options=said, **shared)
         read = partial(self.owner.load_checkpoint, **options)
         if self.staging and not is_local(url):
             return FetchedLoad(storage, url, nonce=nonce, call=read)

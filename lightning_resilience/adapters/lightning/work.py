@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.filesystem import renew_client
+from lightning_resilience.protocols.diverted import OtherWay, guard_or_divert
 from lightning_resilience.protocols.effects import Call, Now
 from lightning_resilience.protocols.guard import Guarded, guard
 
@@ -34,7 +35,16 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.guard import GuardedCall
 
 
-__all__ = ["Asked", "HandedOver", "Operation", "Passage", "Work", "carry_out", "hand_over"]
+__all__ = [
+    "Asked",
+    "HandedOver",
+    "Operation",
+    "Passage",
+    "Work",
+    "carry_out",
+    "detail_of",
+    "hand_over",
+]
 
 
 class Work(ABC):
@@ -53,13 +63,23 @@ class Work(ABC):
     """Whether attempts are guarded; one that is not says nothing about the health of storage."""
     retry: RetryPolicy | None = None
     """How attempts are repeated, the same on every rank; None for as the job's others are."""
+    instead: Callable[[str, CancelToken], Any] | None = None
+    """What is done while storage is ill, given why; None to wait for it."""
 
     def __init__(self, storage: Storage, url: str) -> None:
         self.storage = storage
         self.url = url
 
+    @property
+    def needs_storage(self) -> bool:
+        """Whether the storage has to be asked, once this is prepared."""
+        return True
+
     def prepare(self, token: CancelToken) -> None:  # noqa: B027 - most have nothing to do
         """Do what comes before the attempts, once."""
+
+    def give_up(self) -> None:  # noqa: B027 - most keep nobody waiting
+        """Let others on this node try: no further attempt is made."""
 
     @abstractmethod
     def attempt(self, token: CancelToken) -> Any:
@@ -90,6 +110,7 @@ class Asked(Work):
         url: What it is about.
         ask: The function.
         retry: How it is repeated; None for as the job's others are.
+        instead: What is done while storage is ill, given why; None to wait for it.
     """
 
     def __init__(
@@ -99,9 +120,11 @@ class Asked(Work):
         ask: Callable[[CancelToken], Any],
         *,
         retry: RetryPolicy | None = None,
+        instead: Callable[[str, CancelToken], Any] | None = None,
     ) -> None:
         super().__init__(storage, url)
         self.retry = retry
+        self.instead = instead
         self._ask = ask
 
     def attempt(self, token: CancelToken) -> Any:
@@ -179,11 +202,20 @@ def carry_out(
         work: What they are attempts of.
         started_at_s: When the operation began, on this process's clock; None for now.
     """
+    if work.instead is not None:
+        other = OtherWay(work=work.instead, timeout_s=call.policy.stall_timeout_s)
+        return (yield from guard_or_divert(circuit, call, other, started_at_s=started_at_s))
     if not work.has_steps:
         return (yield from guard(circuit, call, started_at_s))
     # These cannot mark their progress: they are somebody else's code.
     yield Call(work.prepare, timeout_s=call.policy.deadline_s)
-    done = yield from guard(circuit, call, started_at_s)
+    done = Guarded(value=None, attempts=0, elapsed_s=0.0)
+    if work.needs_storage:
+        try:
+            done = yield from guard(circuit, call, started_at_s)
+        except BaseException:
+            work.give_up()
+            raise
     value = yield Call(partial(work.finish, done.value), timeout_s=call.policy.deadline_s)
     return replace(done, value=value)
 
@@ -199,3 +231,14 @@ def hand_over(work: Work, started_at_s: float) -> Protocol[Guarded]:
     value = yield Call(work.attempt, timeout_s=math.inf)
     now_s: float = yield Now()
     return Guarded(value=value, attempts=1, elapsed_s=now_s - started_at_s)
+
+
+def detail_of(op: str, done: Guarded) -> str:
+    """Return what the other ranks are told of the work of one: nothing of what it has loaded.
+
+    Args:
+        op: Name of the operation.
+        done: How its work has ended.
+    """
+    value = None if op == "load" else done.value
+    return "" if value is None else str(getattr(value, "digest", value))

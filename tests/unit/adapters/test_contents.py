@@ -63,6 +63,17 @@ def test_a_file_with_zeros_for_an_end_is_damaged() -> None:
 
 @pytest.mark.parametrize(
     "data",
+    [bytes(3), bytes(1000), b"<!DOCTYPE html><html></html>", b'\n<?xml version="1.0"?><Error/>'],
+    ids=["few zeros", "zeros", "HTML", "XML"],
+)
+def test_what_begins_as_no_checkpoint_does_is_damaged(data: bytes) -> None:
+    """Where a size alone would say that it is complete."""
+    with pytest.raises(zipfile.BadZipFile, match=r"zeros|page"):
+        digest_of(data)
+
+
+@pytest.mark.parametrize(
+    "data",
     [b"", b"PK", b"no checkpoint", b"x" * 1000, pickle.dumps({"step": 4}), saved(1.0, legacy=True)],
     ids=["empty", "two bytes", "text", "long text", "pickle", "legacy"],
 )

@@ -218,7 +218,7 @@ def test_the_old_manifest_goes_before_the_new_checkpoint_comes(
     def die(*_args: Any, **_kwargs: Any) -> None:
         raise ConnectionResetError
 
-    monkeypatch.setattr(manifests, "stage", die)
+    monkeypatch.setattr(manifests, "put", die)
     with pytest.raises(ConnectionResetError):
         runs.save({**CHECKPOINT, "weights": torch.arange(1, 1001)})
 

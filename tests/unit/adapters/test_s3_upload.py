@@ -16,6 +16,7 @@ from lightning_resilience.adapters import object_store
 from lightning_resilience.adapters.object_store import FsspecObjectStore
 from lightning_resilience.adapters.private_filesystem import private_filesystem
 from lightning_resilience.adapters.staging import stage
+from lightning_resilience.core.parts import Lengths
 from lightning_resilience.errors import CallTimeoutError, CheckpointError
 from tests.tokens import RecordingToken
 
@@ -100,8 +101,8 @@ def store(
     s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> FsspecObjectStore:
     """A store that sends in parts what is longer than a part."""
-    monkeypatch.setattr(object_store, "_PUT_OBJECT_BYTES_MAX", PART_BYTES)
-    monkeypatch.setattr(object_store, "_PART_BYTES", PART_BYTES)
+    lengths = Lengths(single_bytes=PART_BYTES, shortest_bytes=PART_BYTES, longest_bytes=PART_BYTES)
+    monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
     fs, _ = private_filesystem("s3://", s3_server.storage_options)
     return FsspecObjectStore(fs, spool_directory=str(tmp_path), patience_s=0.2)
 
@@ -224,17 +225,17 @@ class Parts:
             self.under_way.discard(number)
 
 
-def test_four_parts_are_under_way_at_once_and_never_more(
+def test_ten_parts_are_under_way_at_once_and_never_more(
     store: FsspecObjectStore, s3_server: S3Server, bucket: str
 ) -> None:
     """They end in any order, and the object has them in theirs."""
     path = f"s3://{bucket}/a.ckpt"
-    data = b"".join(bytes([number]) * PART_BYTES for number in range(6)) + b"the end"
-    parts = Parts(store._fs, together=4)
+    data = b"".join(bytes([number]) * PART_BYTES for number in range(12)) + b"the end"
+    parts = Parts(store._fs, together=10)
 
     publish(store, path, data, RecordingToken())
 
-    assert parts.most == 4
+    assert parts.most == 10
     body = s3_server.client().get_object(Bucket=bucket, Key="a.ckpt")["Body"]
     assert body.read() == data
 
@@ -247,7 +248,7 @@ def test_where_a_part_fails_no_other_is_under_way_when_the_upload_is_aborted(
     parts = Parts(store._fs, together=4, failing=2)
 
     with pytest.raises(ConnectionResetError, match="this part"):
-        publish(store, path, b"x" * (6 * PART_BYTES), RecordingToken())
+        publish(store, path, b"x" * (4 * PART_BYTES), RecordingToken())
 
     assert parts.cancelled == 3
     assert parts.at_abort == set()
@@ -299,7 +300,7 @@ def test_an_interruption_ends_all_parts(
     monkeypatch.setattr(concurrent.futures, "wait", interrupted)
 
     with pytest.raises(KeyboardInterrupt):
-        publish(store, path, b"x" * (6 * PART_BYTES), RecordingToken())
+        publish(store, path, b"x" * (4 * PART_BYTES), RecordingToken())
 
     assert parts.cancelled == 4
     assert parts.at_abort == set()

@@ -57,18 +57,21 @@ def test_old_staged_files_go_and_all_else_stays(tmp_path: Path) -> None:
     old = make(tmp_path / staging_name("old"), days=1.1)
     aside = make(tmp_path / staging_name("aside") / "shard", days=3.0).parent
     age(aside, by_s=3 * DAY_S)
+    old_manifest = make(tmp_path / ".resilience" / staging_name("manifest"), days=1.1)
     kept = [
         make(tmp_path / "step=1.ckpt", days=30.0),
         make(tmp_path / ".resilience" / "step=1.ckpt.json", days=30.0),
+        make(tmp_path / ".resilience" / staging_name("fresh"), days=0.9),
         make(tmp_path / staging_name("fresh"), days=0.9),
         aside,
     ]
 
-    assert sweep(str(tmp_path)) == [str(old)]
+    assert sweep(str(tmp_path)) == [str(old), str(old_manifest)]
 
     assert not old.exists()
+    assert not old_manifest.exists()
     assert all(path.exists() for path in kept)
-    assert len(list(tmp_path.iterdir())) == len(kept)
+    assert len(list(tmp_path.iterdir())) + 1 == len(kept)
 
 
 @pytest.mark.parametrize("name", ["absent", "a-file"])
@@ -125,7 +128,7 @@ def test_a_spool_that_cannot_be_swept_is_used_all_the_same(
 
     monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
 
-    assert swept_spool(lambda: str(run)) == str(run)
+    assert swept_spool(lambda: str(run), nonce=lambda: "n") == str(run)
 
     assert "was not removed" in caplog.text
 
@@ -134,7 +137,7 @@ def test_a_spool_is_swept_when_it_is_made(tmp_path: Path) -> None:
     """The first call that stages on the node cleans up behind its run's earlier starts."""
     old = make(tmp_path / "run-1" / staging_name("old"), days=2.0)
 
-    swept_spool(lambda: str(tmp_path / "run-1"))
+    swept_spool(lambda: str(tmp_path / "run-1"), nonce=lambda: "n")
 
     assert not old.exists()
 

@@ -78,7 +78,8 @@ def test_an_event_that_is_new_is_shown_all_the_same() -> None:
 
 
 # A removal is never worth telling by itself: the failure of one is told by the attempt.
-TOLD = [kind for kind in KINDS if kind not in {events.CheckpointRemoved, events.SaveTolerated}]
+WARNED = {events.CheckpointsUnpublished, events.SaveSkipped, events.SaveTolerated}
+TOLD = [kind for kind in KINDS if kind not in {events.CheckpointRemoved, *WARNED}]
 
 
 @pytest.mark.parametrize("kind", TOLD)
@@ -102,6 +103,14 @@ def test_a_save_that_failed_is_a_warning_of_every_rank(
 
     assert [record.levelno for record in lines.records] == [logging.WARNING]
     assert "at step 40, number 2 in a row, of which 5 would end it" in lines.messages[0]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in WARNED])
+def test_what_costs_a_checkpoint_is_a_warning(kind: type, lines: pytest.LogCaptureFixture) -> None:
+    """Whatever rank says it."""
+    LoggingSink(rank=1).emit(sample(kind))
+
+    assert [record.levelno for record in lines.records] == [logging.WARNING]
 
 
 def notable(kind: type) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_a_rank_looks_after_every_so_many_steps(option: str | int, looks: list[i
     """Never at save points only, where the save does it."""
     every = pausing.steps(JointConfig(pause_training=option).pause_training)
 
-    assert [step for step in range(1, 7) if pausing.is_time_to_look(step, every=every)] == looks
+    assert [step for step in range(7) if pausing.is_time_to_look(step, every=every)] == looks
 
 
 @pytest.mark.parametrize("option", ["sometimes", "", 0, -1, 1.5, True, None])

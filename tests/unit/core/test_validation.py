@@ -18,6 +18,7 @@ from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.core.spool import SpoolConfig
 from lightning_resilience.errors import ConfigError
 
 
@@ -44,6 +45,7 @@ SECONDS = {
     AdmissionConfig: ("slot_lease_s", "beat_every_s"),
     BudgetConfig: ("budget_window_s",),
     JointConfig: ("joint_timeout_s", "joint_beat_s", "termination_grace_s"),
+    SpoolConfig: ("max_unpublished_s", "flush_timeout_s"),
 }
 WHOLE = {
     RetryPolicy: ("max_attempts", "unknown_max_attempts"),
@@ -51,6 +53,7 @@ WHOLE = {
     BudgetConfig: ("retry_floor",),
     JointConfig: ("max_pending_saves",),
     CheckpointConfig: ("max_consecutive_save_failures",),
+    SpoolConfig: ("spool_max_items", "spool_max_bytes"),
 }
 MOST = {"max_concurrent": 1024}
 OTHERS = {
@@ -108,7 +111,7 @@ def test_durations_are_positive_seconds(kind: type, name: str, value: object) ->
 @pytest.mark.parametrize(("kind", "name", "value"), cases(SECONDS | WHOLE | OTHERS, (None,)))
 def test_none_is_no_value(kind: type[Any], name: str, value: object) -> None:
     """None is refused wherever no option is derived from others."""
-    if name.startswith("joint"):
+    if name.startswith("joint") or name == "spool_max_bytes":
         assert getattr(kind(**{name: value}), name) is None
         return
 
@@ -152,10 +155,11 @@ def test_the_quorum_is_a_share(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "allowed"), [("on_outage", ("wait", "fail")), ("on_store_loss", ("wait", "raise"))]
+    ("name", "allowed"),
+    [("on_outage", ("spool", "wait", "skip", "fail")), ("on_store_loss", ("wait", "raise"))],
 )
 @pytest.mark.parametrize(
-    "value", ["", "Wait", "wait ", "spool", 1, True, math.nan, ("wait",)], ids=short
+    "value", ["", "Wait", "wait ", "defer", 1, True, math.nan, ("wait",)], ids=short
 )
 def test_choices_are_among_those_that_exist(
     name: str, allowed: tuple[str, ...], value: object

@@ -21,13 +21,16 @@ if TYPE_CHECKING:
 BEAT = fx.Beat("beat", 5.0)
 
 
-def one(effect: Effect) -> Protocol[Any]:
-    """A protocol of one effect."""
-    return (yield effect)
+def one(*effects: Effect) -> Protocol[Any]:
+    """A protocol of one effect, or several."""
+    result = None
+    for effect in effects:
+        result = yield effect
+    return result
 
 
-def beats_of(effect: Effect, *, away: bool = False) -> tuple[Task, list[float], list[bytes]]:
-    """Run one effect under a beat; return the task, and when and what it beat."""
+def beats_of(*effects: Effect, away: bool = False) -> tuple[Task, list[float], list[bytes]]:
+    """Run effects under a beat; return the task, and when and what it beat."""
     world = World()
     instants, values = [], []
 
@@ -39,7 +42,7 @@ def beats_of(effect: Effect, *, away: bool = False) -> tuple[Task, list[float], 
         return None
 
     world.fault = fault
-    task = world.spawn(with_beat(one(effect), BEAT))
+    task = world.spawn(with_beat(one(*effects), BEAT))
     world.run()
     return task, instants, values
 
@@ -79,7 +82,26 @@ def test_what_is_short_is_left_alone(effect: Effect) -> None:
     task, instants, _ = beats_of(effect)
 
     assert instants == []
-    assert task.performed == [effect]
+    assert [each for each in task.performed if not isinstance(each, fx.Now)] == [effect]
+
+
+@pytest.mark.parametrize("duration_s", [0.7, 2.0, 4.8, 5.0])
+@pytest.mark.parametrize("kind", ["sleep", "wait", "own wait"])
+def test_a_series_of_short_waits_is_no_silence(kind: str, duration_s: float) -> None:
+    """None of them is as long as a beat, and all together they are many."""
+    wait = fx.WaitFor("never", duration_s)
+    effects: dict[str, Effect] = {
+        "sleep": fx.Sleep(duration_s),
+        "wait": wait,
+        "own wait": fx.Local(wait),
+    }
+
+    task, instants, values = beats_of(*[effects[kind]] * 60)
+
+    gaps = [after - before for before, after in pairwise([0.0, *instants, task.ended_at_s or 0.0])]
+    assert max(gaps) <= 5.1
+    assert min(gaps[:-1]) >= 5.0
+    assert len(set(values)) == len(values) == pytest.approx(60 * duration_s / 5.0, abs=1.1)
 
 
 @pytest.mark.parametrize("is_own", [False, True])

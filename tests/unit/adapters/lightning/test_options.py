@@ -26,6 +26,7 @@ from lightning_resilience import (
 )
 from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.spool import SpoolConfig
 from tests.lightning_job import Job, make_data, make_model, make_trainer
 
 
@@ -42,6 +43,7 @@ GROUPS = {
     "admission": AdmissionConfig,
     "joint": JointConfig,
     "checkpoints": CheckpointConfig,
+    "spool": SpoolConfig,
 }
 NO_NUMBERS = ("five", None, True, math.nan, math.inf, [1])
 
@@ -54,7 +56,8 @@ def bad_values(group: str, field: dataclasses.Field[Any]) -> list[Any]:
         return ["maybe", "", None, 1, 0]
     if isinstance(field.default, str):
         return ["maybe", "", None, 1]
-    optional = [value for value in NO_NUMBERS if value is not None or group != "joint"]
+    may_be_none = group == "joint" or field.name == "spool_max_bytes"
+    optional = [value for value in NO_NUMBERS if value is not None or not may_be_none]
     may_be_zero = field.name in {"retry_after_max_s", "retry_ratio"}
     return [*optional, -1, -0.5, *([] if may_be_zero else [0])]
 
@@ -135,7 +138,7 @@ def test_an_unknown_name_is_answered_with_the_right_one(
 
 
 @pytest.mark.parametrize("name", ["on_outage", "on_store_loss"])
-@pytest.mark.parametrize("value", ["spool", "WAIT", "", 1])
+@pytest.mark.parametrize("value", ["defer", "WAIT", "", 1])
 def test_a_word_that_is_none_of_the_allowed_is_refused(name: str, value: Any) -> None:
     """The error lists the words that there are."""
     with pytest.raises(ConfigError, match=rf"{name}={re.escape(repr(value))}.*'wait'"):

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_resilience.adapters.lightning.patches import Patches
 
 
@@ -36,6 +38,28 @@ def test_what_was_on_the_instance_is_on_it_again() -> None:
     patches.undo()
 
     assert vars(owner)["greet"] is theirs
+
+
+class Asked(Owner):
+    """Fails where somebody looks at the dictionary of an instance."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override] # what is looked for
+        """Fail."""
+        message = "looked at"
+        raise AssertionError(message)
+
+
+def test_a_method_is_replaced_without_a_look_at_the_instances_dictionary() -> None:
+    """CPython up to 3.12 makes it for that look, and all that the instance does is slower then."""
+    owner, patches = Asked(), Patches()
+
+    patches.replace(owner, "greet", lambda: "first")
+    patches.replace(owner, "greet", lambda: "ours")
+    during = owner.greet()
+    patches.undo()
+
+    assert (during, owner.greet()) == ("ours", "class")
 
 
 def test_other_instances_see_nothing() -> None:

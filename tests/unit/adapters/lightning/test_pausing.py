@@ -91,6 +91,7 @@ class Rank:
         self.url = str(folder / "a.ckpt")
         self.name = f"{dependency_of(self.url)}:write"
         self.session.save(self.url, Asked(self.session.storage, self.url, lambda _token: None))
+        self.pausing.before_step()
         self.store.operations.clear()
 
     @property
@@ -125,10 +126,10 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
 
 def test_a_look_asks_nobody(rank: Rank) -> None:
     """Whether all is well or not, what the rank has seen last is all that it needs."""
-    rank.pausing.after_step()
+    rank.pausing.before_step()
     well = [*rank.asked]
     rank.change(state=BreakerState.OPEN.value, limit=0)
-    rank.pausing.after_step()
+    rank.pausing.before_step()
 
     assert well == []
     assert [(item.kind, item.detail) for item in rank.asked] == [(AgendaKind.PAUSE, rank.name)]
@@ -138,7 +139,7 @@ def test_a_look_asks_nobody(rank: Rank) -> None:
 def test_a_pause_ends_with_a_probe_and_says_nothing_else_of_the_storage(rank: Rank) -> None:
     """The probe is a real request; passing the gate is none, and moves no ramp."""
     rank.change(state=BreakerState.OPEN.value, limit=0, open_s=2.0)
-    rank.pausing.after_step()
+    rank.pausing.before_step()
 
     rank.act()
 
@@ -154,13 +155,13 @@ def test_what_a_rank_has_waited_for_it_does_not_ask_for_again(
     """Where another rank has waited, this one has seen nothing of the end; a new trip it has."""
     monkeypatch.setattr(rank.session, "pause", lambda _name, *, worker: worker)
     rank.change(state=BreakerState.OPEN.value, limit=0)
-    rank.pausing.after_step()
+    rank.pausing.before_step()
 
     rank.act()
-    rank.pausing.after_step()
+    rank.pausing.before_step()
     seen_once = len(rank.asked)
     rank.change(state=BreakerState.OPEN.value, limit=0)
-    rank.pausing.after_step()
+    rank.pausing.before_step()
 
     assert (seen_once, len(rank.asked)) == (1, 2)
 
@@ -198,7 +199,7 @@ def test_hooks_of_a_step_that_do_nothing_are_not_called(home: str) -> None:
 
     assert called == [None, None]
     assert callable(callback.on_after_backward)
-    assert "on_train_batch_end" not in idle_hooks(callback)
+    assert "on_validation_batch_end" not in idle_hooks(callback)
 
 
 def test_a_rank_that_leaves_alone_does_its_part_of_what_all_ranks_do(rank: Rank) -> None:

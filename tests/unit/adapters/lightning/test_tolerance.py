@@ -33,17 +33,18 @@ class Trainer:
 class Session:
     """Counts joint operations, and keeps the events."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_outage: str = "wait") -> None:
         self.checkpoints = CheckpointConfig(max_consecutive_save_failures=limit)
         self.operations = 0
         self.is_leaving = False
+        self.member = SimpleNamespace(on_outage=on_outage)
         self.events: list[Any] = []
         self.driver = SimpleNamespace(sink=SimpleNamespace(emit=self.events.append))
 
 
-def make(limit: int) -> tuple[Trainer, Any, Tolerance]:
+def make(limit: int, on_outage: str = "wait") -> tuple[Trainer, Any, Tolerance]:
     """Make a tolerance with what it stands on."""
-    trainer, session = Trainer(), Session(limit)
+    trainer, session = Trainer(), Session(limit, on_outage)
     fake: Any = session
     return trainer, fake, Tolerance(trainer, fake, Patches())
 
@@ -177,3 +178,43 @@ def test_what_the_stage_returns_is_returned() -> None:
     trainer.stage = lambda: "result"
 
     assert trainer._run_stage() == "result"
+
+
+@pytest.mark.parametrize(
+    ("on_outage", "outcome", "is_skipped"),
+    [
+        ("skip", "transient", True),
+        ("skip", "throttle", True),
+        ("skip", "permanent", False),
+        ("skip", "lost", False),
+        ("wait", "transient", False),
+        ("fail", "transient", False),
+    ],
+)
+def test_under_skip_an_outage_leaves_a_save_point_out(
+    on_outage: str, outcome: str, *, is_skipped: bool
+) -> None:
+    """As often as it takes, and nothing else: a denial is no outage."""
+    _, session, tolerance = make(1, on_outage)
+    error = JointError("save failed", op="save", seq=3, outcome=outcome, first_rank=0)
+    error.in_step = True
+
+    for _ in range(3):
+        if is_skipped:
+            tolerance.attempt("kind", failing(error))
+        else:
+            with pytest.raises(JointError):
+                tolerance.attempt("kind", failing(error))
+
+    assert [type(event).__name__ for event in session.events] == ["SaveSkipped"] * 3 * is_skipped
+
+
+def test_a_save_that_ends_training_is_not_skipped() -> None:
+    """No later one makes up for it."""
+    _, session, tolerance = make(1, "skip")
+    session.is_leaving = True
+    error = JointError("save failed", op="save", seq=3, outcome="transient", first_rank=0)
+    error.in_step = True
+
+    with pytest.raises(JointError):
+        tolerance.attempt("kind", failing(error))

@@ -1,0 +1,229 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The two ends of a spool: what an earlier start has left is published, and so is what is left now.
+
+* **At the start of a fit**, before a checkpoint is searched for, each node tells what dead
+  processes have left on it that belongs to this training. Rank 0 decides which of it is published
+  (``core.spool.plan_for``), and the nodes publish it, so that a search finds it like any other.
+* **At the end**, also of an agreed stop, all ranks wait until rank 0's spool is empty, on the
+  shared store and for a bounded time. On an exception rank 0 waits alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from lightning_resilience.adapters.lightning.namespaces import checkpoint_directories
+from lightning_resilience.adapters.lightning.spooling import Spooling
+from lightning_resilience.adapters.lightning.unspooling import Publishing
+from lightning_resilience.adapters.lightning.work import Asked
+from lightning_resilience.adapters.names import name_of
+from lightning_resilience.adapters.spool import left_behind
+from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.records import decode, encode
+from lightning_resilience.core.spool import SpoolEntry, flush_s, plan_for
+from lightning_resilience.errors import CorruptCheckpointError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lightning_resilience.adapters.lightning.patches import Patches
+    from lightning_resilience.adapters.lightning.session import Session
+    from lightning_resilience.adapters.spool import Kept, SpoolDirectory
+    from lightning_resilience.ports import CancelToken
+
+
+__all__ = ["Flushing", "publish_what_was_left"]
+
+_log = logging.getLogger(__name__)
+
+# On an exception nobody has said how long there is; torchrun leaves half a minute.
+_GRACE_S: Final = 30.0
+
+
+class Flushing:
+    """The end of the spool of one fit.
+
+    Args:
+        trainer: The Trainer; its strategy is hooked already.
+        session: This rank's session.
+        patches: Remembers what was replaced.
+
+    Note:
+        Made on every rank alike; rank 0 has the spool.
+    """
+
+    def __init__(self, trainer: Any, session: Session, patches: Patches) -> None:
+        self._session = session
+        self._root = os.fspath(trainer.default_root_dir)
+        self.is_due = False
+        """Whether a save has been spooled, the same on every rank."""
+        self._is_failing = False
+        if session.member.rank == 0:
+            session.alone.spooling = Spooling(session.alone, config=session.spool)
+        strategy = trainer.strategy
+        for name, hook in (("on_exception", self._take_note), ("teardown", self._tear_down)):
+            patches.replace(strategy, name, partial(hook, getattr(strategy, name)))
+
+    def flush(self, left_s: float | None) -> None:
+        """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
+
+        Args:
+            left_s: How long this process may still run, in seconds; None where nobody says so.
+
+        Raises:
+            JointError: The same on every rank.
+        """
+        session = self._session
+        if not self.is_due:
+            return
+        spooling = session.alone.spooling
+        timeout_s = flush_s(session.spool, left_s=left_s)
+
+        def wait(token: CancelToken) -> None:
+            if spooling is not None:
+                spooling.flush(timeout_s, token)
+
+        session.on_rank_zero("flush", self._root, wait, is_guarded=False)
+
+    def _take_note(self, inner: Callable[..., Any], exception: BaseException) -> None:
+        self._is_failing = True
+        inner(exception)
+
+    def _tear_down(self, inner: Callable[[], None]) -> None:
+        spooling = self._session.alone.spooling
+        try:
+            if not self._is_failing:
+                self.flush(None)
+            elif spooling is not None:
+                spooling.flush(flush_s(self._session.spool, left_s=_GRACE_S))
+        finally:
+            if spooling is not None:
+                spooling.close()
+            inner()
+
+
+# The next start ----------------------------------------------------------------------------------
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node has, for rank 0."""
+
+    v: int = 1
+    names: tuple[str, ...] = ()
+    entries: tuple[SpoolEntry, ...] = ()
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 has decided, for all."""
+
+    v: int = 1
+    publish: dict[str, tuple[str, ...]] = {}
+    drop: dict[str, tuple[str, ...]] = {}
+
+
+def publish_what_was_left(trainer: Any, session: Session, asked: Any) -> None:
+    """Publish what dead processes have left on the nodes that belongs to this training.
+
+    Args:
+        trainer: The Trainer; its checkpoint callbacks have been set up.
+        session: This rank's session.
+        asked: The path that the run is to start from, if it is one.
+
+    Raises:
+        JointError: The same on every rank: something could not be published. It stays where it is.
+
+    Note:
+        Every rank; joint.
+    """
+    mine: list[tuple[SpoolDirectory, Kept]] = []
+    root = f"{os.fspath(trainer.default_root_dir).rstrip('/')}/"
+
+    def look(token: CancelToken) -> str:
+        token.raise_if_cancelled()
+        if trainer.local_rank:
+            return ""
+        mine[:] = left_behind(session.storage.spool_directory, _wanted_by(trainer, asked))
+        names = tuple(kept.name for _, kept in mine)
+        return encode(_Found(names=names, entries=tuple(kept.entry for _, kept in mine))).decode()
+
+    try:
+        asking = Asked(session.storage, root, look)
+        session.by_all("unspool", root, asking, kind="read", is_guarded=False)
+        texts = session.told("unspool") if session.member.rank == 0 else ()
+        told = session.on_rank_zero("plan", root, partial(_plan, texts), is_guarded=False)
+        plan = decode(_Told, told.detail.encode(), key="the plan for what nodes have left")
+        _drop(mine, plan.drop.get(str(session.member.rank), ()))
+        if plan.publish:
+            publish = plan.publish.get(str(session.member.rank), ())
+            _publish(session, root, [kept for _, kept in mine if kept.name in publish])
+            _drop(mine, publish)
+    finally:
+        for spool, _ in mine:
+            spool.release()
+
+
+def _wanted_by(trainer: Any, asked: Any) -> Callable[[SpoolEntry], bool]:
+    homes = {name_of(directory) for directory in checkpoint_directories(trainer)}
+    path = name_of(asked) if isinstance(asked, (str, os.PathLike)) and asked else None
+
+    def wanted(entry: SpoolEntry) -> bool:
+        name = name_of(entry.path)
+        return name == path or name.rpartition("/")[0] in homes
+
+    return wanted
+
+
+def _plan(texts: Iterable[str], token: CancelToken) -> str:
+    del token
+    found: list[tuple[int, str, SpoolEntry]] = []
+    for rank, text in enumerate(texts):
+        if text:
+            one = decode(_Found, text.encode(), key=f"what rank {rank} has found")
+            found += [(rank, *each) for each in zip(one.names, one.entries, strict=True)]
+    plan = plan_for(found)
+    return encode(
+        _Told(
+            publish={str(rank): names for rank, names in plan.publish.items()},
+            drop={str(rank): names for rank, names in plan.drop.items()},
+        )
+    ).decode()
+
+
+def _drop(mine: Iterable[tuple[SpoolDirectory, Kept]], names: Iterable[str]) -> None:
+    gone = set(names)
+    for spool, kept in mine:
+        if kept.name in gone:
+            spool.drop(kept.name)
+
+
+def _publish(session: Session, root: str, kept: list[Kept]) -> None:
+    done: set[str] = set()
+
+    def publish(token: CancelToken) -> str:
+        for one in kept:
+            if one.name in done:
+                continue
+            work = Publishing(
+                session.storage, one, nonce=session.driver.dice.nonce, from_before=True
+            )
+            try:
+                published = work.attempt(token)
+            except CorruptCheckpointError as error:
+                _log.warning("%s", error)
+            else:
+                _log.info(
+                    "%s, which an earlier start had left on this node, is %s",
+                    redacted(one.entry.path),
+                    "published" if published is not None else "in storage already",
+                )
+            done.add(one.name)
+        return ""
+
+    session.by_all("publish", root, Asked(session.storage, root, publish))

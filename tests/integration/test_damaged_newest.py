@@ -1,0 +1,99 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The newest checkpoint is damaged in one of six ways, and both ranks start from the one before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import xxhash
+
+from lightning_resilience.core.manifest import (
+    Origin,
+    encode_manifest,
+    manifest_of,
+    manifest_path,
+)
+from tests import lightning_job
+from tests.lightning_job import Job, store_server
+from tests.single_rank import fit
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.warm_python import WarmPython
+
+
+pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
+
+
+def flipped(data: bytes) -> bytes:
+    """Flip one bit, in a place that no table of contents tells of."""
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+PAGE = b"<!DOCTYPE html><html><body><h1>503 Service Unavailable</h1></body></html>"
+WAYS: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "empty": lambda _data: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "flipped": flipped,
+    "page": lambda _data: PAGE,
+    "longer": lambda data: data + data[:100],
+}
+# What is in object storage is not fetched to be looked at: a flipped bit ends the load.
+CELLS = [("local", way) for way in WAYS] + [("remote", way) for way in WAYS if way != "flipped"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A checkpoint of step 2, as Lightning itself writes it."""
+    folder = tmp_path_factory.mktemp("before")
+    options = {"default_root_dir": folder}
+    fit(Job(folder=str(folder), steps=2, ranks=1, options=None, trainer=options))
+    return (folder / "step=2.ckpt").read_bytes()
+
+
+def put(path: Path, data: bytes, *, saved: bytes, at_s: float) -> None:
+    """Write a checkpoint, and a manifest that says what was saved."""
+    path.write_bytes(data)
+    os.utime(path, (at_s, at_s))
+    digest = f"xxh3-128:{xxhash.xxh3_128_hexdigest(saved)}"
+    manifest = Path(manifest_path(str(path)))
+    manifest.parent.mkdir(exist_ok=True)
+    manifest.write_bytes(
+        encode_manifest(manifest_of(str(path), {"": (len(saved), digest)}, Origin()))
+    )
+
+
+@pytest.mark.parametrize(("kind", "way"), CELLS)
+def test_both_ranks_start_from_the_one_before(
+    kind: str, way: str, whole: bytes, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """The damaged one is kept, out of the way; the job trains on to its end."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    damaged = WAYS[way](whole)
+    put(folder / "last.ckpt", whole, saved=whole, at_s=1.9e9)
+    put(folder / "last-v1.ckpt", damaged, saved=whole, at_s=2e9)
+    url = f"faulty://{folder}" if kind == "remote" else str(folder)
+    job = Job(folder=url, resume="last", steps=3, every=3, group_timeout_s=30.0)
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port)
+        reports = running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], running.told()
+    assert {report["resumed"] for report in reports} == {f"{url}/last.ckpt"}, running.told()
+    assert {report["step"] for report in reports} == {3}
+    aside = [
+        path for path in (folder / ".resilience" / "set-aside").iterdir() if "ckpt" in path.name
+    ]
+    kept = [path.read_bytes() for path in aside if path.suffix != ".json"]
+    assert kept == [damaged]
+    assert not (folder / "last-v1.ckpt").exists()

@@ -1,0 +1,469 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A save point that is killed at one of its effects, and the start that comes after it.
+
+A *bench* is a directory of checkpoints with what a job has left there before. One process owns it
+and forks from itself, for each effect, a job that is killed there, and then the next start of that
+job; in between it looks at what the dead one has left. So nothing is imported twice, and every
+death is a real one.
+
+Effects are what a job asks of the system: that a file is opened, written, synchronised, renamed,
+linked or removed, that a directory is made or removed, and each request to S3. A process is killed
+*before* an effect, which is after the one before it; in a write, after half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import xxhash
+from lightning.pytorch import Callback
+
+from lightning_resilience.adapters import object_store
+from lightning_resilience.adapters.staging import is_staging_name
+from lightning_resilience.core.parts import Lengths
+from tests.lightning_job import Job, make_data, make_model, make_trainer
+from tests.s3_server import S3Server
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+__all__ = ["Bench", "run"]
+
+_AGED_S = 2 * 24 * 3600.0
+_EVERY = 2
+_AUDITED = frozenset(
+    {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What is killed, and where.
+
+    Args:
+        home: A folder for all that lies on this machine.
+        folder: Where checkpoints go: path or URL.
+        steps_before: Steps that the job has trained before the start that is killed; 0 for none.
+        saves_before: Save points that the start survives before the one in which it is killed.
+        checkpoint: Options of ``ModelCheckpoint``.
+        server: The server of S3, None for local files.
+        parts: Whether every file is sent in parts. Then requests alone are counted: how a file is
+            staged does not depend on how it is sent.
+    """
+
+    home: str
+    folder: str
+    steps_before: int = _EVERY
+    saves_before: int = 0
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    server: str | None = None
+    parts: bool = False
+
+    @property
+    def log(self) -> Path:
+        """What the process of this bench has printed."""
+        return Path(self.home) / "bench.log"
+
+    @property
+    def report(self) -> Path:
+        """Where it writes what it has found."""
+        return Path(self.home) / "report.json"
+
+    @property
+    def killed_at(self) -> int:
+        """The step of the save point in which it is killed."""
+        return self.steps_before + (self.saves_before + 1) * _EVERY
+
+    @property
+    def job(self) -> Job:
+        """The job, the same for each start."""
+        return Job(
+            folder=self.folder,
+            ranks=1,
+            steps=self.killed_at + _EVERY,
+            every=_EVERY,
+            checkpoint={"save_top_k": 1, "save_last": True, **self.checkpoint},
+            trainer={"default_root_dir": self.home},
+            resume="last",
+        )
+
+
+# What is there ------------------------------------------------------------------------------------
+
+
+class _LocalContent:
+    """The bench's directory on a filesystem."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._path = Path(bench.folder)
+        self._kept = Path(bench.home) / "kept"
+
+    def keep(self) -> None:
+        """Remember what is there."""
+        self._path.mkdir(exist_ok=True)
+        shutil.copytree(self._path, self._kept, symlinks=True)
+
+    def restore(self) -> None:
+        """Bring back what was remembered."""
+        shutil.rmtree(self._path)
+        shutil.copytree(self._kept, self._path, symlinks=True)
+
+    def files(self) -> dict[str, bytes]:
+        """Return everything that is there, by its name below the directory."""
+        return {
+            str(path.relative_to(self._path)): path.read_bytes()
+            for path in sorted(self._path.rglob("*"))
+            if path.is_file()
+        }
+
+    @staticmethod
+    def unfinished() -> list[str]:
+        """Return uploads that are neither completed nor aborted."""
+        return []
+
+
+class _RemoteContent:
+    """The bench's bucket."""
+
+    def __init__(self, bench: Bench) -> None:
+        _warm_clients()
+        self._client = S3Server(url=bench.server or "").client()
+        self._bucket, _, self._prefix = bench.folder.removeprefix("s3://").partition("/")
+        self._kept: dict[str, bytes] = {}
+
+    def keep(self) -> None:
+        """Remember what is there."""
+        self._kept = self.files()
+
+    def restore(self) -> None:
+        """Bring back what was remembered."""
+        for name in self.files():
+            self._client.delete_object(Bucket=self._bucket, Key=f"{self._prefix}/{name}")
+        for upload in self._uploads():
+            ended = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+            self._client.abort_multipart_upload(Bucket=self._bucket, **ended)
+        for name, data in self._kept.items():
+            self._client.put_object(Bucket=self._bucket, Key=f"{self._prefix}/{name}", Body=data)
+
+    def files(self) -> dict[str, bytes]:
+        """Return everything that is there, by its name below the directory."""
+        listed = self._client.list_objects_v2(Bucket=self._bucket).get("Contents", ())
+        keys = [item["Key"] for item in listed]
+        return {
+            key.removeprefix(f"{self._prefix}/"): self._client.get_object(
+                Bucket=self._bucket, Key=key
+            )["Body"].read()
+            for key in keys
+        }
+
+    def unfinished(self) -> list[str]:
+        """Return uploads that are neither completed nor aborted."""
+        return [f"upload of {upload['Key']}" for upload in self._uploads()]
+
+    def _uploads(self) -> list[dict[str, Any]]:
+        found = self._client.list_multipart_uploads(Bucket=self._bucket)
+        return list(found.get("Uploads", ()))
+
+
+def _warm_clients() -> None:
+    """Import and read here what each job would import and read for its client of S3."""
+    for name in ("s3fs", "aiobotocore.session", "aiobotocore.httpxsession"):
+        with contextlib.suppress(ImportError):
+            import_module(name)
+    loader = import_module("botocore.loaders").JSONFileLoader
+    load, loaded = loader.load_file, {}
+
+    def load_once(self: Any, path: str) -> Any:
+        if path not in loaded:
+            loaded[path] = load(self, path)
+        return loaded[path]
+
+    loader.load_file = load_once
+
+
+def _staged(bench: Bench) -> list[str]:
+    names = [path for path in Path(bench.home).rglob("*") if "kept" not in path.parts]
+    return sorted(str(path) for path in names if is_staging_name(path.name))
+
+
+def _steps(files: dict[str, bytes]) -> dict[str, int | str]:
+    """Return the step of each checkpoint by its name, or what is wrong with it."""
+    return {name: _step(files, name) for name in files if name.endswith(".ckpt")}
+
+
+def _step(files: dict[str, bytes], name: str) -> int | str:
+    data = files[name]
+    manifest = files.get(f".resilience/{name}.json")
+    said = json.loads(manifest) if manifest is not None else {}
+    if said and said["digest"] != f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}":
+        return "it is not what its manifest says"
+    with contextlib.suppress(Exception):
+        return int(torch.load(io.BytesIO(data), weights_only=True)["global_step"])
+    return f"it is torn ({len(data)} bytes)"
+
+
+# How a job is killed ------------------------------------------------------------------------------
+
+
+class Killer(Callback):
+    """Counts the effects of one save point, and kills its own process before one of them.
+
+    Args:
+        bench: Where it happens; what is done elsewhere is not counted.
+        number: Number of the effect, from 1; 0 for none.
+        log: File that gets one line for each effect.
+    """
+
+    def __init__(self, bench: Bench, number: int, log: Path) -> None:
+        self._roots = (bench.home, bench.folder)
+        self._killed_at = bench.killed_at
+        self._number = number
+        self._count = 0
+        self._lock = threading.Lock()
+        self._is_armed = False
+        self._write = os.write
+        self._fsync = os.fsync
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        if not bench.parts:
+            sys.addaudithook(self._audit)
+            os.write = self._written
+            os.fsync = self._synchronised
+        if bench.server is not None:
+            self._count_requests()
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Begin before the last step in front of the save point, and end after the save point."""
+        self._is_armed = trainer.global_step == self._killed_at - 1
+
+    def _effect(self, what: str, *, first: Callable[[], object] = lambda: None) -> None:
+        if not self._is_armed:
+            return
+        with self._lock:
+            self._count += 1
+            self._write(self._log, f"{what}\n".encode())
+            if self._count == self._number:
+                first()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event not in _AUDITED or not self._is_armed:
+            return
+        path = os.fspath(args[0]) if isinstance(args[0], (str, os.PathLike)) else ""
+        if str(path).startswith(self._roots):
+            self._effect(f"{event.removeprefix('os.')} {_shown(str(path))}")
+
+    def _written(self, fd: int, data: Any) -> int:
+        half = memoryview(data).cast("B")[: len(data) // 2]
+        self._effect(f"write {len(data)} bytes", first=lambda: self._write(fd, half))
+        return self._write(fd, data)
+
+    def _synchronised(self, fd: Any) -> None:
+        self._effect("fsync")
+        self._fsync(fd)
+
+    def _count_requests(self) -> None:
+        import s3fs  # noqa: PLC0415 - only where S3 is asked
+
+        call = s3fs.S3FileSystem._call_s3
+
+        async def counted(fs: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+            self._effect(f"{method} {_shown(kwargs.get('Key', ''))}")
+            return await call(fs, method, *args, **kwargs)
+
+        s3fs.S3FileSystem._call_s3 = counted
+
+
+def _shown(path: str) -> str:
+    name = path.rpartition("/")[2]
+    return "a staged file" if is_staging_name(name) else name
+
+
+# One process --------------------------------------------------------------------------------------
+
+
+def _apart(function: Callable[[], object], log: Path) -> int:
+    """Call a function in a process of its own; return its exit code, negative for a signal."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        function()
+        code = 0
+    except BaseException:  # noqa: BLE001 - printed for the test to read
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _train(bench: Bench, *callbacks: Callback, steps: int | None = None) -> Any:
+    warnings.filterwarnings("ignore")
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
+    if bench.parts:
+        object_store._S3_LENGTHS = Lengths(single_bytes=1, shortest_bytes=1024, longest_bytes=1024)
+    torch.manual_seed(7)
+    job = bench.job
+    trainer = make_trainer(job)
+    if steps is not None:
+        trainer.fit_loop.epoch_loop.max_steps = steps
+    trainer.callbacks[:0] = callbacks
+    trainer.fit(make_model(), make_data(), ckpt_path=job.resume)
+    return trainer
+
+
+class _Start(Callback):
+    """Notes where training starts."""
+
+    step = -1
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """Note the step."""
+        self.step = trainer.global_step
+
+
+def _start_again(bench: Bench, report: Path) -> None:
+    if bench.server is not None:
+        _age_uploads()
+    start = _Start()
+    trainer = _train(bench, start)
+    found = {"started_at": start.step, "ended_at": trainer.global_step}
+    report.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _age_uploads() -> None:
+    """Let a client be told that uploads began long ago: the server says the same of all of them."""
+    import s3fs  # noqa: PLC0415 - only where S3 is asked
+
+    call = s3fs.S3FileSystem._call_s3
+
+    async def aged(fs: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        answer = await call(fs, method, *args, **kwargs)
+        for upload in answer.get("Uploads", ()) if method == "list_multipart_uploads" else ():
+            upload["Initiated"] -= timedelta(seconds=_AGED_S)
+        return answer
+
+    s3fs.S3FileSystem._call_s3 = aged
+
+
+def _age_staged(bench: Bench) -> None:
+    for name in _staged(bench):
+        stat = Path(name).stat()
+        os.utime(name, (stat.st_atime - _AGED_S, stat.st_mtime - _AGED_S))
+
+
+# All cells ----------------------------------------------------------------------------------------
+
+
+class _Cells:
+    """The cells of one process.
+
+    Args:
+        bench: What is killed.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._home = Path(bench.home)
+        self._content = _LocalContent(bench) if bench.server is None else _RemoteContent(bench)
+        self._seen: dict[str, dict[str, Any]] = {}
+
+    def prepare(self) -> list[str]:
+        """Let the job leave something behind; return the effects of the save point after it."""
+        steps = self._bench.steps_before
+        if steps:
+            log = self._home / "before.log"
+            code = _apart(partial(_train, self._bench, steps=steps), log)
+            assert code == 0, log.read_text(encoding="utf-8")
+        self._content.keep()
+        return self._killed(0)
+
+    def cell(self, number: int) -> dict[str, Any]:
+        """Kill a job before one effect, and start it again."""
+        self._content.restore()
+        for name in _staged(self._bench):
+            Path(name).unlink()
+        effect = self._killed(number)[-1]
+        files = self._content.files()
+        left = [*_staged(self._bench), *self._content.unfinished()]
+        # What is left unfinished differs by its length only, and nobody reads it.
+        where = sorted(name.rpartition("/")[0] for name in left)
+        state = repr((sorted((name, hash(data)) for name, data in files.items()), where))
+        if state not in self._seen:
+            self._seen[state] = self._started_again()
+        return {
+            "number": number,
+            "effect": effect,
+            "found": _steps(files),
+            "committed": [name for name in files if f".resilience/{name}.json" in files],
+            "left": len(left),
+            **self._seen[state],
+        }
+
+    def _killed(self, number: int) -> list[str]:
+        log = self._home / "effects.txt"
+        killer = partial(_train_and_die, self._bench, number, log)
+        code = _apart(killer, self._home / "killed.log")
+        told = (self._home / "killed.log").read_text(encoding="utf-8")
+        assert code == (-signal.SIGKILL if number else 0), told
+        return log.read_text(encoding="utf-8").splitlines()
+
+    def _started_again(self) -> dict[str, Any]:
+        report, log = self._home / "again.json", self._home / "again.log"
+        report.unlink(missing_ok=True)
+        _age_staged(self._bench)
+        code = _apart(partial(_start_again, self._bench, report), log)
+        found = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        return {
+            "code": code,
+            "started_at": found.get("started_at"),
+            "ended_at": found.get("ended_at"),
+            "after": _steps(self._content.files()),
+            "left_after": [*_staged(self._bench), *self._content.unfinished()],
+            "log": log.read_text(encoding="utf-8") if code else "",
+            "is_refused": bool(code)
+            and "Starting from the beginning would hide" in log.read_text(),
+        }
+
+
+def _train_and_die(bench: Bench, number: int, log: Path) -> None:
+    _train(bench, Killer(bench, number, log))
+
+
+def run(bench: Bench, part: int, parts: int) -> None:
+    """Kill at every effect, of ``parts`` processes that share the work; write one row for each.
+
+    Args:
+        bench: What is killed; of this process alone.
+        part: Number of this process, from 0.
+        parts: How many there are.
+    """
+    cells = _Cells(bench)
+    effects = cells.prepare()
+    rows = [cells.cell(number) for number in range(1 + part, len(effects) + 1, parts)]
+    text = json.dumps({"effects": effects, "rows": rows})
+    bench.report.write_text(text, encoding="utf-8")
