@@ -148,13 +148,13 @@ def random_plan(dice: SeededDice) -> SavePlan:
         form=form,
         names=names,
         points=chance.randint(2, 6),
-        keep=chance.choice((1, 1, 2)),
+        keep=chance.choice((1, 1, 2, 3)),
         attempts=chance.randint(1, 3),
         in_background=names is Names.NUMBERED and chance.choice((True, False, False)),
         faults=chance.choice((0, 1, 2, 4, 8)),
         crashes=chance.choice((0, 1, 2, 3)),
         moves=chance.choice((0, 4, 40)),
-        damages=chance.choice((0, 0, 1)),
+        damages=chance.choice((0, 1, 2)),
     )
 
 

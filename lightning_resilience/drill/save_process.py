@@ -74,6 +74,7 @@ class Process:
 
     def live(self) -> None:
         """Start from what is there, and save at each point."""
+        self._may_be_damaged()
         first = self._start()
         for number in range(first + 1, self._plan.points + 1):
             self._world.tell(f"step {number}")

@@ -328,8 +328,8 @@ _PROBE = (
         edits=(
             _edit(
                 "protocols/detour.py",
-                "    detour.circuit.probe_share = 1 / detour.processes\n",
-                "    detour.circuit.probe_share = 1.0\n",
+                "    detour.circuit.probe_share = core.ProbeShare(1 / detour.processes)\n",
+                "    detour.circuit.probe_share = core.ProbeShare(1.0)\n",
             ),
         ),
         found_by=("I1",),

@@ -166,6 +166,22 @@ def test_a_removal_that_is_late_removes_nothing_new(stuck: Callable[..., Stuck])
         write()
 
 
+def test_a_removal_of_a_caller_that_has_given_up_removes_nothing(
+    store: FsspecObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has the name by then may be its successor's."""
+    staged = store.staging_path("/run/a.ckpt", "n")
+    removed: list[str] = []
+    monkeypatch.setattr(store, "_remove", removed.append)
+    monkeypatch.setattr(store, "_unlink", removed.append)
+
+    for remove in (store.remove, store.unlink):
+        with pytest.raises(CallTimeoutError):
+            remove(staged, RecordingToken(cancelled=True))
+
+    assert removed == []
+
+
 def test_whoever_is_abandoned_waits_no_longer(stuck: Callable[..., Stuck]) -> None:
     """It has nothing to do any more."""
     stuck(sent)

@@ -15,7 +15,13 @@ import pytest
 
 from lightning_resilience.adapters import trees
 from lightning_resilience.adapters.storage import Place, Storage
-from lightning_resilience.adapters.trees import Publication, fetch, measure
+from lightning_resilience.adapters.trees import (
+    Publication,
+    fetch,
+    identity,
+    measure,
+    put_in_place,
+)
 from lightning_resilience.errors import CallTimeoutError, CheckpointError
 from tests.tokens import RecordingToken
 
@@ -157,6 +163,23 @@ def test_a_rename_that_fails_leaves_the_older_one(
     monkeypatch.setattr(Path, "replace", replace)
     with pytest.raises(ConnectionResetError):
         publication.attempt(place, RecordingToken())
+
+    assert [item.name for item in Path(place.path).iterdir()] == ["old"]
+
+
+def test_only_the_directory_that_was_meant_is_renamed(
+    make: Callable[..., Publication], tmp_path: Path
+) -> None:
+    """An attempt that was given up may have renamed it, and its name is another one's since."""
+    place = Storage({}, spool=str).place(f"{tmp_path}/run/a.ckpt")
+    meant, other = make({"old": b""}).tree.path, make({"metadata": b""}).tree.path
+    stamp = identity(meant)
+    aside = f"{meant}.replaced"
+    put_in_place(meant, place, aside=aside, token=RecordingToken(), stamp=stamp)
+    Path(other).replace(meant)
+
+    with pytest.raises(CheckpointError, match="given up"):
+        put_in_place(meant, place, aside=aside, token=RecordingToken(), stamp=stamp)
 
     assert [item.name for item in Path(place.path).iterdir()] == ["old"]
 

@@ -170,6 +170,17 @@ def test_a_target_stays_until_the_link_points_elsewhere() -> None:
     assert decision(saved(last, known=known), removal) is Decision.REMOVE
 
 
+def test_both_stay_while_it_is_not_known_what_a_link_points_to() -> None:
+    """The answer to a link may be lost, and the link made."""
+    last = f"{HERE}/last.ckpt"
+    known = saved(B, known=saved(A).linked(last, A)).linking(last, B)
+    known = saved(C, known=known)
+
+    assert decision(known, known.removal(A)) is Decision.WAIT
+    assert decision(known, known.removal(B)) is Decision.WAIT
+    assert decision(known.linked(last, C), known.removal(B)) is Decision.REMOVE
+
+
 def test_a_link_is_no_checkpoint_of_its_own() -> None:
     """It is nothing without its target, so it is no successor of it."""
     known = saved(A).linked(f"{HERE}/last.ckpt", B)
