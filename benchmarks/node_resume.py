@@ -170,7 +170,7 @@ def rank(load: Load, bench: Bench, node: str, *, barrier: Barrier, answer: Queue
     import s3fs  # noqa: PLC0415 - what a client needs is loaded before anything is measured
 
     s3fs.S3FileSystem(skip_instance_cache=True, **bench.options).exists("bucket/other")
-    model = {name: torch.zeros(2**18) for name in names(bench.mebibytes)}
+    model = {name: torch.ones(2**18) for name in names(bench.mebibytes)}
     barrier.wait()
     started = time.perf_counter()
     loaded = load(bench.options, node)["state_dict"]

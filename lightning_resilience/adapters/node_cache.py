@@ -166,6 +166,7 @@ class NodeFile:
         patience_s: After how long without a mark a reader counts as stopped or stuck, in seconds;
             less than ``stall_timeout_s``, or who waits would be taken for stalled as well.
         nonce: Makes names.
+        shown: What it is, for the log.
     """
 
     def __init__(
@@ -177,7 +178,9 @@ class NodeFile:
         load: str,
         patience_s: float,
         nonce: Callable[[], str],
+        shown: str,
     ) -> None:
+        self._shown = shown
         self._directory = Path(directory)
         self._key = key
         self._expected = expected
@@ -207,7 +210,12 @@ class NodeFile:
         Raises:
             CorruptCheckpointError: A reader has refused it.
         """
-        return self._await(self._turn, token) is Step.USE
+        step = self._await(self._turn, token)
+        if token.cancelled:
+            # Whoever has given up has let go of it already, and will not again.
+            self._turn.release()
+        token.raise_if_cancelled()
+        return step is Step.USE
 
     def obtain(self, make: Callable[[str, CancelToken], None], token: CancelToken) -> None:
         """Have the file, made by this rank or by another one.
@@ -251,7 +259,7 @@ class NodeFile:
     def _await(self, lock: _Lock, token: CancelToken) -> Step:
         clock = SystemClock()
         reading = _Lock(self._directory / f"{self._key}.reading")
-        watch = Watch(since_s=clock.now_s())
+        watch, is_told = Watch(since_s=clock.now_s()), False
         while True:
             token.raise_if_cancelled()
             is_there, refusal = self._is_there(), self._refusal()
@@ -267,6 +275,9 @@ class NodeFile:
                 raise CorruptCheckpointError(refusal or "")
             if step is not Step.WAIT:
                 return step
+            if not is_told:
+                _log.info("load waits for another rank of this node: it reads %s", self._shown)
+                is_told = True
             seen = watched(watch, reading.mark(), now_s=clock.now_s())
             if seen is not watch:
                 token.progress()

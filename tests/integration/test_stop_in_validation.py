@@ -9,20 +9,24 @@ import re
 import signal
 import time
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback
 
 from tests import lightning_job
-from tests.lightning_job import EvaluatedModel, make_data, store_server
+from tests.integration.store_server import Server
+from tests.lightning_job import EvaluatedModel, Job, make_data, store_server
+from tests.sharded_job import ShardedModel, model_parallel
 from tests.signalled_job import AT, Signalled, left_together, signalled_job
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from tests.lightning_job import Running
     from tests.warm_python import WarmPython
@@ -172,6 +176,32 @@ def test_all_ranks_leave_the_validation_after_the_same_batch(
     assert (running.names(), running.steps()) == (["last.ckpt"], [AT]), running.told()
 
 
+class LongSharded(ShardedModel):
+    """A sharded model, whose ranks meet in every batch of a validation."""
+
+    def val_dataloader(self) -> Any:
+        """Make many small batches."""
+        return make_data(batches=LongValidated.batches)
+
+    def validation_step(self, batch: Any, _index: int) -> Any:
+        """Validate."""
+        return self.layer(batch[0]).square().mean()
+
+
+def test_ranks_that_all_write_the_checkpoint_stop_alike(run: Callable[..., Any]) -> None:
+    """Each batch is a collective, and so is the checkpoint."""
+    running, reports = run(
+        SignalledLater(signal.SIGTERM, ranks=(1,)),
+        model=LongSharded,
+        strategy=partial(model_parallel, sharded=True),
+    )
+
+    left_together(running, reports)
+    assert {report["step"] for report in reports} == {AT}, running.told()
+    assert len(set(left_after(running))) == 1, running.told()
+    assert (Path(running.job.folder) / "last.ckpt" / "meta.pt").exists(), running.told()
+
+
 @dataclass(frozen=True)
 class Fit:
     """One fit of three in a row.
@@ -273,3 +303,55 @@ def test_where_validations_are_not_equally_long_the_rank_leaves_in_time(
     assert reports[1 - rank]["error"] == "PeerFailedError", told
     assert f"Rank {rank} was told to stop first" in reports[1 - rank]["text"], told
     assert abs(reports[0]["ended_at_s"] - reports[1]["ended_at_s"]) < 5.0, told
+
+
+VALIDATING = "this rank validates"
+
+
+class Telling(Callback):
+    """Tells when a validation is under way."""
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        """Tell it, once for all."""
+        if not vars(self).setdefault("told", False):
+            self.told = True
+            os.write(1, f"{VALIDATING}\n".encode())
+
+
+def tell_when_validating(trainer: Any) -> None:
+    """Let a Trainer say that it validates."""
+    trainer.callbacks.append(Telling())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_cannot_ask_leaves_alone_in_a_validation_as_well(
+    rank: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Where the shared store is frozen, nobody can agree; half of the time is then enough."""
+    server = Server()
+    job = Job(
+        folder=f"{tmp_path}/files",
+        steps=10**6,
+        every=10**6,
+        group_timeout_s=20.0,
+        model=LongValidated,
+        trainer=TRAINER,
+        options={"termination_grace_s": 6.0},
+        before=tell_when_validating,
+    )
+    running = lightning_job.start(warm_python, job, tmp_path / "job", port=server.port)
+    running.until(lambda: VALIDATING in running.ranks[rank].text(), what="it validates")
+
+    server.freeze()
+    running.ranks[rank].signal(signal.SIGTERM)
+    running.ranks[rank].wait(lightning_job.HANG_S)
+    report = running.report(rank)
+
+    server.thaw()
+    # It is in no collective, and nobody could tell it anything.
+    running.ranks[1 - rank].signal(signal.SIGTERM)
+    running.wait()
+    server.kill()
+    assert report["error"] == "SIGTERMException", running.told()
+    assert "this one leaves alone" in running.ranks[rank].text()
+    assert (report["patched"], report["handlers"]) == ([], [])

@@ -188,6 +188,7 @@ class TorchLoad(Work):
             load=load,
             patience_s=self.storage.patience_s,
             nonce=self._nonce,
+            shown=redacted(self.url),
         )
 
     def _fetch(self, place: Place, path: str, token: CancelToken) -> None:

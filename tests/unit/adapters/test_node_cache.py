@@ -44,6 +44,7 @@ def rank_of(directory: Path, *, load: str = "1", patience_s: float = HANG_S) -> 
         load=load,
         patience_s=patience_s,
         nonce=lambda: f"n{next(_numbers)}",
+        shown="s3://b/a.ckpt",
     )
 
 
@@ -89,6 +90,16 @@ class Stuck:
         self.begun.set()
         assert self.go.wait(HANG_S)
         token.raise_if_cancelled()
+
+
+class GivesUp(RecordingToken):
+    """A token that is set after it has been asked a few times."""
+
+    def raise_if_cancelled(self) -> None:
+        """Raise at the fifth question."""
+        self.marks += 1
+        self.cancelled = self.marks >= 5
+        super().raise_if_cancelled()
 
 
 def test_what_one_rank_has_made_the_others_use(tmp_path: Path) -> None:
@@ -192,6 +203,34 @@ def test_what_a_reader_has_refused_nobody_reads_again(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match="a bit has flipped"):
         second.settle(RecordingToken())
     assert not later.settle(RecordingToken())
+
+
+def test_a_wait_that_was_given_up_leaves_no_turn_behind(tmp_path: Path) -> None:
+    """Its thread may get the turn after whoever waited for it has gone."""
+    first, second = rank_of(tmp_path), rank_of(tmp_path)
+    token = RecordingToken()
+    take = first._turn.take
+
+    def give_up_meanwhile() -> bool:
+        token.cancelled = True
+        first.release()
+        return take()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first._turn, "take", give_up_meanwhile)
+        with pytest.raises(CallTimeoutError):
+            first.settle(token)
+
+    assert not second.settle(RecordingToken())
+
+
+def test_who_waits_says_for_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, however long it waits."""
+    caplog.set_level("INFO")
+    with Stuck(rank_of(tmp_path)), pytest.raises(CallTimeoutError):
+        rank_of(tmp_path).settle(GivesUp())
+
+    assert caplog.text.count("load waits for another rank of this node: it reads s3://b/a.") == 1
 
 
 def test_a_turn_is_let_go_of_without_an_attempt(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ import torch
 from lightning_resilience.adapters.lightning import loading
 from lightning_resilience.adapters.lightning.discovery import inspect
 from lightning_resilience.adapters.lightning.loading import TorchLoad, on_cpu
+from lightning_resilience.adapters.lightning.mappings import Mappings
 from lightning_resilience.adapters.marked_file import MarkedFile
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.trees import PIECE_BYTES
@@ -29,7 +31,6 @@ from tests.tokens import RecordingToken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from lightning_resilience.core.resolution import Inspection
     from tests.s3_server import S3Server
@@ -312,3 +313,58 @@ def test_what_a_rank_does_not_see_as_rank_zero_did_is_asked_for_again(
         load(seen)
 
     assert classify(caught.value, reading=True).failure is FailureClass.TRANSIENT
+
+
+# On a shared filesystem ---------------------------------------------------------------------------
+
+
+def test_a_file_of_a_shared_filesystem_is_copied_to_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is loaded is in the copy: that another node truncates the file is no harm."""
+    path = tmp_path / "a.ckpt"
+    path.write_bytes(saved({"large": LARGE}))
+    kinds = {str(path): "nfs4"}
+    monkeypatch.setattr(loading, "filesystem_kind", lambda name: kinds.get(name, "ext4"))
+    mappings = Mappings()
+    work = TorchLoad(
+        storage_of(tmp_path / "spool"),
+        str(path),
+        nonce=lambda: "n",
+        options={"map_location": on_cpu, "weights_only": True},
+        common="1",
+        mappings=mappings,
+    )
+
+    loaded = run(work)
+    path.write_bytes(b"")
+
+    assert torch.equal(loaded["large"], LARGE)
+    assert [item.stat().st_size for item in (tmp_path / "spool").rglob("*.ckpt")] == [
+        len(saved({"large": LARGE}))
+    ]
+    mappings.let_go()
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_the_older_format_is_loaded_without_a_map(
+    legacy: bool,  # noqa: FBT001 - a parameter
+    tmp_path: Path,
+) -> None:
+    """It cannot be mapped; both give the same."""
+    path = tmp_path / "a.ckpt"
+    path.write_bytes(saved({"large": LARGE}, _use_new_zipfile_serialization=not legacy))
+    mappings = Mappings()
+    work = TorchLoad(
+        storage_of(tmp_path / "spool"),
+        str(path),
+        nonce=lambda: "n",
+        options={"map_location": on_cpu, "weights_only": True},
+        mappings=mappings,
+    )
+
+    loaded = run(work)
+
+    assert torch.equal(loaded["large"], LARGE)
+    assert (str(path) in Path("/proc/self/maps").read_text(encoding="utf-8")) is not legacy
+    mappings.let_go()
