@@ -9,7 +9,8 @@ of them. What a process says counts only where it says that a save has ended.
 check               what it raises for
 ==================  ================================================================================
 I6 OneEnd           a save that ends twice, or not at all, or is said to be published and is not
-                    there, whole and with its manifest
+                    there, whole and with its manifest; one that has waited on the node and is
+                    dropped, and nothing newer is there
 I6 Standing         a published checkpoint that is changed or gone, though nobody has saved under
                     its name again, nor asked for its removal; what the run has started from also
                     where its removal was asked for
@@ -63,6 +64,7 @@ class SaveChecks:
         self._looks = looks
         self._open: dict[int, str] = {}
         self._ended: dict[int, str] = {}
+        self._waiting: dict[str, tuple[str, int]] = {}
         self._standing: dict[str, int] = {}
         self._damaged: set[str] = set()
         self._kept_aside: set[str] = set()
@@ -86,18 +88,50 @@ class SaveChecks:
 
         Args:
             save: The save.
-            how: ``published`` or ``failed``.
+            how: ``published``, ``failed``, or ``spooled``: it waits on the node.
             number: Training steps of what was saved.
         """
         path = self._open.pop(save, None)
         if path is None:
             self._fail("I6 OneEnd", f"save {save} has ended as {how}, and had ended before")
         self._ended[save] = how
-        if how != "published":
+        if how == "published":
+            self._published(path, number, f"save {save}")
+
+    def waits(self, name: str, path: str, number: int) -> None:
+        """Note that a save waits on the node."""
+        self._waiting[name] = (path, number)
+
+    def sends(self, path: str, number: int) -> None:
+        """Note that what has waited is about to be published: what is older may be replaced."""
+        if self._standing.get(path, number) <= number:
+            self._released(path)
+            self._kept_aside.discard(path)
+        if any(standing > number for standing in self._standing.values()):
+            # It will be the latest that was written, and it is an older one.
+            self._came_late = True
+
+    def waited(self, name: str, how: str) -> None:
+        """Note how what has waited on the node has ended.
+
+        Args:
+            name: Its file.
+            how: ``published``, or ``superseded``: nobody has any use for it.
+        """
+        path, number = self._waiting.pop(name)
+        if how == "published":
+            self._published(path, number, f"{name}, which waited on the node,")
             return
+        waiting = [other for at, other in self._waiting.values() if at == path]
+        newest = max([self._looks.number_of(path) or 0, *waiting])
+        if newest < number and path not in self._unwanted:
+            what = f"{name} of step {number} is dropped, nobody has asked for its removal"
+            self._fail("I6 OneEnd", f"{what}, and nothing newer is there or waits for {path}")
+
+    def _published(self, path: str, number: int, which: str) -> None:
         there = self._looks.number_of(path)
         if there != number or self._looks.manifest(path) is None:
-            what = f"save {save} of step {number} to {path} is said to be published"
+            what = f"{which} of step {number} to {path} is said to be published"
             self._fail("I6 OneEnd", f"{what}, and there is {self._told(path)}")
         self._standing[path] = number
         self._damaged.discard(path)
@@ -142,7 +176,8 @@ class SaveChecks:
     def damage(self, path: str) -> None:
         """Note that a checkpoint is about to be damaged, by nobody's request."""
         self._damaged.add(path)
-        if path not in self._unwanted:
+        replaced = {other for other, _ in self._waiting.values()}
+        if path not in self._unwanted | replaced:
             self._kept_aside.add(path)
         self._released(path)
 

@@ -45,6 +45,7 @@ class SavePlan:
         keep: How many numbered ones are kept (``save_top_k``).
         attempts: How many attempts each operation has.
         in_background: Whether a save is handed over, and written only when the next is asked for.
+        spools: Whether a save that has no attempt left waits on the node.
         faults: How many operations may fail, be lost, dropped or abandoned.
         crashes: How often the process may be killed.
         moves: How often something that was abandoned may go on by one operation.
@@ -58,10 +59,17 @@ class SavePlan:
     keep: int = 1
     attempts: int = 2
     in_background: bool = False
+    spools: bool = False
     faults: int = 0
     crashes: int = 0
     moves: int = 0
     damages: int = 0
+
+    @property
+    def is_spooling(self) -> bool:
+        """Whether what it saves can be spooled: one file, written while it is waited for."""
+        is_plain = self.form is Format.FILE and self.names is not Names.LINKED
+        return self.spools and is_plain and not self.in_background
 
     def __str__(self) -> str:
         """Every field, in one line."""
@@ -155,6 +163,8 @@ def random_plan(dice: SeededDice) -> SavePlan:
         crashes=chance.choice((0, 1, 2, 3)),
         moves=chance.choice((0, 4, 40)),
         damages=chance.choice((0, 1, 2)),
+        # Drawn last; what is handed over in the background, or linked, is not spooled here.
+        spools=chance.choice((True, False)),
     )
 
 

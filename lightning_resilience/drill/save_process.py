@@ -127,10 +127,8 @@ class Process:
         looks = self._world.looks
         found = {looks.number_of(path) or 0: path for path in looks.checkpoints()}
         newest = max(found, default=0)
-        if not newest:
-            # They start anew, with allow_fresh_start.
-            return ""
-        return found[newest]
+        # Where there is none, they start anew, with allow_fresh_start.
+        return found[newest] if newest else ""
 
     def _is_there(self, path: str) -> bool:
         return self._world.looks.number_of(path) is not None
@@ -201,11 +199,18 @@ class Process:
         try:
             self._write_by_form(path, number)
         except FailedError:
+            if self._keeps(save, path, number):
+                return
             self._retention = self._retention.ended(path, Stage.FAILED)
             self._world.checks.ended(save, "failed", number)
             raise
         self._retention = self._retention.ended(path, Stage.VERIFIED)
         self._world.checks.ended(save, "published", number)
+
+    def _keeps(self, save: int, path: str, number: int) -> bool:
+        """Keep what could not be saved; whether that was done."""
+        del self, save, path, number
+        return False
 
     def _write_what_is_left(self) -> None:
         later, self._later = self._later, None
@@ -372,10 +377,10 @@ class Process:
         attempt.perform()
 
     def _may_be_damaged(self) -> None:
-        world = self._world
-        looks = world.looks
+        world, looks = self._world, self._world.looks
         # What has no manifest is not known to have been different.
-        whole = [path for path in looks.checkpoints() if looks.manifest(path) is not None]
+        marked = [path for path in looks.checkpoints() if looks.manifest(path) is not None]
+        whole = [path for path in marked if self._is_there(path)]
         options = [("all stays as it is", "")]
         options += [(f"{path} is damaged", "damages") for path in whole[-2:]]
         chosen = world.choose(options, calm=_EVEN)

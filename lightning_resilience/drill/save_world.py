@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from lightning_resilience.drill.checks_saves import SaveChecks
 from lightning_resilience.drill.save_looks import Format, Looks
 from lightning_resilience.drill.save_process import FailedError, KilledError, Process
+from lightning_resilience.drill.save_spool import SpoolingProcess
 from lightning_resilience.drill.save_storage import SaveStorage
 from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.core.spool import SpoolEntry
     from lightning_resilience.drill.save_plan import Chance, SavePlan
 
 
@@ -41,6 +43,7 @@ class SaveWorld:
         self.story: list[str] = []
         self.staged = count(1)
         self.saves = count(1)
+        self.node: dict[str, SpoolEntry] = {}
         self.left = {
             "faults": plan.faults,
             "crashes": plan.crashes,
@@ -59,7 +62,7 @@ class SaveWorld:
         # A start that fails has used up a crash or a fault.
         starts = 1 + self.plan.crashes + self.plan.faults
         for _ in range(starts):
-            process = Process(self)
+            process = SpoolingProcess(self) if self.plan.is_spooling else Process(self)
             try:
                 process.live()
             except (KilledError, FailedError, CheckpointError) as error:

@@ -53,6 +53,17 @@ def test_one_trouble_at_any_place_breaks_no_promise(
     assert explored(plan) > least
 
 
+@pytest.mark.parametrize("names", [Names.NUMBERED, Names.SAME, Names.BOTH])
+@pytest.mark.parametrize("renames", [True, False])
+def test_what_waits_on_the_node_breaks_no_promise(renames: Any, names: Names) -> None:
+    """It is published at once, at the next save point, or by the next start."""
+    plan = SavePlan(
+        renames=renames, names=names, points=2, attempts=1, faults=1, crashes=1, spools=True
+    )
+
+    assert explored(plan) > 200
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("names", Names)
 def test_one_failure_of_the_only_attempt_breaks_no_promise(names: Names) -> None:

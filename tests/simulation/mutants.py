@@ -1196,6 +1196,45 @@ _SAVES = (
         of_saves=True,
     ),
     Mutant(
+        name="what waits on the node is published over what was saved since",
+        story="each save is published in its turn",
+        edits=(
+            _edit(
+                "core/spool.py",
+                "            if item.path == path and item.number < before and not item.is_sent\n",
+                "            if False\n",
+            ),
+        ),
+        found_by=("I6", "I9"),
+        of_saves=True,
+    ),
+    Mutant(
+        name="a checkpoint on the node is as good as one in storage",
+        story="it is safe, so the older one may go",
+        edits=(
+            _edit(
+                "core/retention.py",
+                "            save.stage is Stage.VERIFIED and save.number >= since",
+                "            save.stage in _SAFE and save.number >= since",
+            ),
+        ),
+        found_by=("I6",),
+        of_saves=True,
+    ),
+    Mutant(
+        name="what waits is dropped by a later save of another name",
+        story="the newest is enough",
+        edits=(
+            _edit(
+                "core/spool.py",
+                "            if item.path == path and item.number < before and not item.is_sent\n",
+                "            if item.number < before and not item.is_sent\n",
+            ),
+        ),
+        found_by=("I6",),
+        of_saves=True,
+    ),
+    Mutant(
         name="a damaged checkpoint is not passed over",
         story="the newest is what the user wants",
         edits=(

@@ -49,6 +49,8 @@ def test_the_runs_are_not_quiet() -> None:
         "is not loaded",
         "attempt 1 to set run/last-",
         "points to",
+        "waits on the node",
+        "attempt 1 to publish step",
         "starts from step 3",
     ):
         assert what in stories, what
