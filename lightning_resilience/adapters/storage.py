@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from lightning_resilience.adapters.manifests import remove_manifest
+from lightning_resilience.adapters.mounts import mount_point_by_name
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info, protocols
 from lightning_resilience.adapters.private_filesystem import (
     plain_url,
@@ -23,7 +24,6 @@ from lightning_resilience.adapters.private_filesystem import (
     renew_client,
 )
 from lightning_resilience.adapters.small_objects import check_size, put
-from lightning_resilience.adapters.staging import mount_point_by_name
 from lightning_resilience.core.landings import patience_s
 from lightning_resilience.core.manifest import DIRECTORY, manifest_path
 from lightning_resilience.core.pipeline import Step, carry_out, removal

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from lightning_resilience.adapters.lightning.loading import TorchLoad, on_cpu
-from lightning_resilience.adapters.staging import mount_point
+from lightning_resilience.adapters.mounts import mount_point
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.core.outcome import FailureClass, classify
 from tests.tokens import RecordingToken

@@ -165,10 +165,10 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             spool_dir=spool_dir,
             strict=strict,
         )
-        words = {"on_outage": on_outage, "on_store_loss": on_store_loss}
         self._joint = with_words(
             joint,
-            **words,
+            on_outage=on_outage,
+            on_store_loss=on_store_loss,
             termination_grace_s=termination_grace_s,
             max_pending_saves=max_pending_saves,
             pause_training=pause_training,

@@ -32,10 +32,11 @@ from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.manifests import check_contents, check_in_place
 from lightning_resilience.adapters.marked_file import MarkedFile
+from lightning_resilience.adapters.mounts import filesystem_kind
 from lightning_resilience.adapters.node_cache import NodeFile, make_room
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.private_filesystem import plain_url
-from lightning_resilience.adapters.staging import filesystem_kind, stage
+from lightning_resilience.adapters.staging import stage
 from lightning_resilience.adapters.storage import is_local
 from lightning_resilience.adapters.trees import PIECE_BYTES
 from lightning_resilience.core.evidence import redacted

@@ -33,7 +33,7 @@ from torch.serialization import set_default_mmap_options
 
 from lightning_resilience.adapters.contents import DAMAGED
 from lightning_resilience.adapters.lightning.namespaces import stage_runner
-from lightning_resilience.adapters.staging import filesystem_kind
+from lightning_resilience.adapters.mounts import filesystem_kind
 from lightning_resilience.core.node_cache import may_map, pages_of
 
 

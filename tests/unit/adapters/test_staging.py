@@ -16,13 +16,12 @@ import pytest
 import xxhash
 
 from lightning_resilience.adapters import staging
+from lightning_resilience.adapters.mounts import filesystem_kind, mount_point
 from lightning_resilience.adapters.staging import (
     SPOOL_VARIABLE,
     StagedWriter,
     discard,
-    filesystem_kind,
     is_staging_name,
-    mount_point,
     spool_directory,
     stage,
     staging_name,
