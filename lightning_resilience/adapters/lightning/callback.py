@@ -166,17 +166,15 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             strict=strict,
         )
         self._joint = with_words(
-            joint,
-            on_outage=on_outage,
-            on_store_loss=on_store_loss,
+            *(joint, on_outage, on_store_loss),
             termination_grace_s=termination_grace_s,
             max_pending_saves=max_pending_saves,
             pause_training=pause_training,
         )
         self._checkpoints = build(CheckpointConfig, checkpoints)
         self._spool = build(SpoolConfig, spool)
-        checked = self._options
-        check_relations(checked.retry, checked.breaker, self._joint, budget=checked.budget)
+        own = self._options
+        check_relations(own.retry, own.breaker, self._joint, budget=own.budget)
         self._forget()
         defer(_callback_of)
 

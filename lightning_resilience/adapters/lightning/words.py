@@ -16,16 +16,24 @@ from lightning_resilience.errors import ConfigError
 __all__ = ["with_words"]
 
 
-def with_words(joint: Mapping[str, Any] | None, **words: str | float | None) -> JointConfig:
+def with_words(
+    joint: Mapping[str, Any] | None,
+    on_outage: str | None,
+    on_store_loss: str | None,
+    **more: str | float | None,
+) -> JointConfig:
     """Return the options of joint operations.
 
     Args:
         joint: Those in a mapping, or None.
-        words: Those by themselves; None is one that was not given.
+        on_outage: That one by itself, or None where it was not given.
+        on_store_loss: The same.
+        more: Others, by name.
 
     Raises:
         ConfigError: One is given twice, unknown, or out of range.
     """
+    words = {"on_outage": on_outage, "on_store_loss": on_store_loss, **more}
     given = {name: word for name, word in words.items() if word is not None}
     both = [name for name in given if isinstance(joint, Mapping) and name in joint]
     if both:
