@@ -53,6 +53,7 @@ __all__ = [
     "is_spooled",
     "may_be_spooled",
     "outage_policy",
+    "pause_s",
     "plan_for",
     "refusal",
     "spooled_detail",
@@ -79,6 +80,8 @@ class SpoolConfig:
             with what is spooled.
         max_unpublished_s: Age of the oldest, in seconds, > 0, from which on saves wait.
         flush_timeout_s: How long the end of a run waits until all are published, in seconds, > 0.
+        same_path_interval_s: Time between two writes of one name in object storage, in seconds,
+            ≥ 0. A save that comes earlier is spooled, and of several only the newest is published.
 
     Raises:
         ConfigError: An option is out of range.
@@ -89,12 +92,17 @@ class SpoolConfig:
     max_unpublished_s: float = option(3600.0, why="an hour of work may be lost with the node")
     flush_timeout_s: float = option(300.0, why="a bounded end; the next start publishes the rest")
 
+    same_path_interval_s: float = option(
+        1.0, why="Google's storage takes one write of a name in a second; 0 paces nothing"
+    )
+
     def __post_init__(self) -> None:
         check_whole("spool_max_items", self.spool_max_items, minimum=1)
         if self.spool_max_bytes is not None:
             check_whole("spool_max_bytes", self.spool_max_bytes, minimum=1)
         check_seconds("max_unpublished_s", self.max_unpublished_s)
         check_seconds("flush_timeout_s", self.flush_timeout_s)
+        check_seconds("same_path_interval_s", self.same_path_interval_s, zero=True)
 
 
 class SpoolEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +236,19 @@ def refusal(spool: Spool, config: SpoolConfig, path: str, *, free_bytes: int, no
             f"(max_unpublished_s={config.max_unpublished_s:g})"
         )
     return ""
+
+
+def pause_s(written_at_s: float | None, config: SpoolConfig, *, now_s: float) -> float:
+    """Return how long a name is to be left alone before it is written again, in seconds, ≥ 0.
+
+    Args:
+        written_at_s: When it was written last, on this process's clock; None for never.
+        config: Has the interval.
+        now_s: Now, on the same clock.
+    """
+    if written_at_s is None:
+        return 0.0
+    return max(0.0, written_at_s + config.same_path_interval_s - now_s)
 
 
 def diverts(error: BaseException) -> bool:

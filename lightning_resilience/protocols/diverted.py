@@ -50,10 +50,12 @@ class OtherWay:
         work: Does it, given what the call was given up for; what it raises means that there is no
             other way now.
         timeout_s: Longest time without progress, in seconds.
+        at_once: Why it is the first to be tried; empty where it is not.
     """
 
     work: Callable[[str, CancelToken], Any]
     timeout_s: float
+    at_once: str = ""
 
 
 def guard_or_divert(
@@ -77,13 +79,15 @@ def guard_or_divert(
         StoreUnavailableError: The shared store does not answer.
     """
     began_at_s: float = (yield Now()) if started_at_s is None else started_at_s
-    hasty = replace(call, patience=replace(call.patience, when_open="raise"))
-    try:
-        return (yield from guard(circuit, hasty, began_at_s))
-    except ResilienceError as error:
-        if not diverts(error):
-            raise
-        why, attempts = str(error), int(getattr(error, "attempts", 0))
+    why, attempts = other.at_once, 0
+    if not why:
+        hasty = replace(call, patience=replace(call.patience, when_open="raise"))
+        try:
+            return (yield from guard(circuit, hasty, began_at_s))
+        except ResilienceError as error:
+            if not diverts(error):
+                raise
+            why, attempts = str(error), int(getattr(error, "attempts", 0))
     try:
         value = yield Call(lambda token: other.work(why, token), timeout_s=other.timeout_s)
     except GeneratorExit:

@@ -22,7 +22,7 @@ from lightning_resilience import JointError
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, make_data, make_model, make_trainer, store_server
-from tests.single_rank import fit, names
+from tests.single_rank import fit, names, plan_in_use
 
 
 if TYPE_CHECKING:
@@ -296,6 +296,31 @@ def test_a_save_point_is_left_out_under_skip(
     assert ["step 4" in skipped[0], "step 6" in skipped[1], len(skipped)] == [True, True, 2]
     assert names(job) == ["step=8.ckpt"]
     assert trainer.checkpoint_callback.best_model_path.endswith("step=8.ckpt")
+    assert unpublished(spool) == []
+
+
+def test_a_name_is_not_written_again_at_once(
+    faulty: Callable[..., Job], spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of saves that come too soon the newest is published, and none fails or waits."""
+    # As Google's storage does: it takes one write of a name in a second.
+    limit = Rule(operations=("put_file",), name="last", error="throttled", apart_s=0.5)
+    job = faulty(
+        limit,
+        steps=20,
+        every=1,
+        options={**SPOOL, "spool": {"same_path_interval_s": 0.6}},
+        checkpoint={"save_top_k": 0, "save_last": True},
+    )
+
+    with caplog.at_level("INFO", logger="lightning_resilience"):
+        fit(job)
+
+    written = plan_in_use().calls("put_file", name="last")
+    assert 2 <= len(written) < 20
+    assert "429" not in caplog.text
+    folder = Path(job.folder.removeprefix("faulty://"))
+    assert json.loads((folder / ".resilience" / "last.ckpt.json").read_text())["step"] == 20
     assert unpublished(spool) == []
 
 

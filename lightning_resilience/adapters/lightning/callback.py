@@ -91,8 +91,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
         checkpoints: A mapping of ``preflight``, ``max_consecutive_save_failures`` and
             ``allow_fresh_start``.
-        spool: A mapping of ``spool_max_items``, ``spool_max_bytes``, ``max_unpublished_s`` and
-            ``flush_timeout_s``.
+        spool: A mapping of ``spool_max_items``, ``spool_max_bytes``, ``max_unpublished_s``,
+            ``flush_timeout_s`` and ``same_path_interval_s``.
         on_outage: What a save does while storage is ill. ``spool`` (default) keeps it on the node
             and publishes it afterwards; ``wait`` waits up to ``deadline_s``, as a load always does;
             ``skip`` leaves the save point out; ``fail`` raises the same error on all ranks.

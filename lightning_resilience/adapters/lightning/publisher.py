@@ -94,7 +94,7 @@ class Publisher:
         while True:
             with shelf.changed:
                 while shelf.spool.items and shelf.next() is None and not self._is_closed:
-                    # The only ones that wait are of paths that are being saved.
+                    # All that wait are of paths that are being saved, or were written just now.
                     shelf.changed.wait(PIECE_S)
                 item = None if self._is_closed else shelf.next()
                 shelved = None if item is None else shelf.of(item)
@@ -126,6 +126,7 @@ class Publisher:
             return
         if done.value is None:
             return
+        self._shelf.written(item.path, now_s=alone.driver.clock.now_s())
         alone.retaining.published(kept.entry.path, kept.entry.number)
         alone.tell(kept.entry.path, done)
         self._make_link(item)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import SpoolDirectory
+from lightning_resilience.adapters.storage import is_local
 from lightning_resilience.core.spool import Item, Spool
 from lightning_resilience.errors import CheckpointError
 
@@ -61,9 +62,12 @@ class Shelf:
 
     Args:
         parent: Makes the node's directory of this run.
+        pause_s: Tells how long a name is to be left alone, in seconds, given when it was written.
     """
 
-    def __init__(self, parent: Callable[[], str]) -> None:
+    def __init__(
+        self, parent: Callable[[], str], *, pause_s: Callable[[float | None], float]
+    ) -> None:
         self.changed = threading.Condition()
         self.spool = Spool()
         self._parent = parent
@@ -71,6 +75,8 @@ class Shelf:
         self._shelved: dict[str, Shelved] = {}
         self._links: dict[str, Link] = {}
         self._saving: set[str] = set()
+        self._pause_s = pause_s
+        self._written_at_s: dict[str, float] = {}
 
     def claim(self) -> SpoolDirectory:
         """Return the directory, which is this process's own.
@@ -156,7 +162,17 @@ class Shelf:
 
     def next(self) -> Item | None:
         """Return what may be sent now; the caller holds the lock."""
-        return self.spool.first(but=self._saving)
+        paced = {item.path for item in self.spool.items if self.pause_s(item.path) > 0}
+        return self.spool.first(but=self._saving | paced)
+
+    def pause_s(self, path: str) -> float:
+        """Return how long a path is to be left alone, in seconds."""
+        # A rename is no request, and its filesystem has no such limit.
+        return 0.0 if is_local(path) else self._pause_s(self._written_at_s.get(path))
+
+    def written(self, path: str, *, now_s: float) -> None:
+        """Note that a path has just been written."""
+        self._written_at_s[path] = now_s
 
     @contextlib.contextmanager
     def sending(self, item: Item) -> Iterator[bool]:

@@ -22,7 +22,7 @@ from lightning_resilience.core.events import (
     CheckpointSuperseded,
 )
 from lightning_resilience.core.evidence import redacted
-from lightning_resilience.core.spool import SpoolEntry, refusal, spooled_detail
+from lightning_resilience.core.spool import SpoolEntry, pause_s, refusal, spooled_detail
 from lightning_resilience.errors import CheckpointError
 from lightning_resilience.runtime.calls import Token
 
@@ -68,7 +68,11 @@ class Spooling:
     def __init__(self, alone: Alone, *, config: SpoolConfig) -> None:
         self._alone = alone
         self._config = config
-        self._shelf = Shelf(lambda: alone.storage.spool_directory)
+        clock = alone.driver.clock
+        self._shelf = Shelf(
+            lambda: alone.storage.spool_directory,
+            pause_s=lambda written_at_s: pause_s(written_at_s, config, now_s=clock.now_s()),
+        )
         self._publisher = Publisher(alone, self._shelf)
         self._seen: dict[str, set[str]] = {}
 
@@ -113,8 +117,15 @@ class Spooling:
         told = spooled_detail(entry.digest)
         return Spooled(file=kept.file, size_bytes=entry.size_bytes, digest=told)
 
+    def too_soon(self, url: str) -> str:
+        """Tell why a save of that path is spooled though storage is well; empty where it is not."""
+        if not self._shelf.pause_s(name_of(url)):
+            return ""
+        return f"it was written less than {self._config.same_path_interval_s:g} s ago"
+
     def saved(self, url: str) -> None:
         """Note that a newer one of that path is in storage."""
+        self._shelf.written(name_of(url), now_s=self._alone.driver.clock.now_s())
         number = self._alone.retaining.number_of(url)
         self._supersede(name_of(url), before=number, why="a newer one of that path is in storage")
 

@@ -148,7 +148,7 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     if spooling is None or not isinstance(work, StagedSave) or not may_be_spooled(url):
         session.save(url, work)
         return
-    work.instead = spooling.instead_of(work)
+    work.instead, work.at_once = spooling.instead_of(work), spooling.too_soon(url)
     with spooling.saving(url):
         session.save(url, work)
 

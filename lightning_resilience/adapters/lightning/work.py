@@ -65,6 +65,8 @@ class Work(ABC):
     """How attempts are repeated, the same on every rank; None for as the job's others are."""
     instead: Callable[[str, CancelToken], Any] | None = None
     """What is done while storage is ill, given why; None to wait for it."""
+    at_once = ""
+    """Why ``instead`` is tried first; empty where it is not."""
 
     def __init__(self, storage: Storage, url: str) -> None:
         self.storage = storage
@@ -203,7 +205,9 @@ def carry_out(
         started_at_s: When the operation began, on this process's clock; None for now.
     """
     if work.instead is not None:
-        other = OtherWay(work=work.instead, timeout_s=call.policy.stall_timeout_s)
+        other = OtherWay(
+            work=work.instead, timeout_s=call.policy.stall_timeout_s, at_once=work.at_once
+        )
         return (yield from guard_or_divert(circuit, call, other, started_at_s=started_at_s))
     if not work.has_steps:
         return (yield from guard(circuit, call, started_at_s))

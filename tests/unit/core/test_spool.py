@@ -24,6 +24,7 @@ from lightning_resilience.core.spool import (
     is_spooled,
     may_be_spooled,
     outage_policy,
+    pause_s,
     plan_for,
     refusal,
     spooled_detail,
@@ -172,6 +173,7 @@ def test_one_that_is_being_sent_makes_no_room_for_its_successor() -> None:
         {"spool_max_bytes": 0},
         {"max_unpublished_s": 0.0},
         {"flush_timeout_s": float("nan")},
+        {"same_path_interval_s": -0.1},
     ],
 )
 def test_an_option_out_of_range_is_refused(bad: dict[str, float]) -> None:
@@ -229,6 +231,19 @@ def test_the_policy_of_each_operation(on_outage: str, op: str, is_saving: bool) 
         assert policy == "proceed"
     else:
         assert policy == ("fail" if is_saving or op == "save" else "wait")
+
+
+@pytest.mark.parametrize(
+    ("written_at_s", "interval_s", "expected"),
+    [(None, 1.0, 0.0), (10.0, 1.0, 0.75), (9.5, 1.0, 0.25), (9.0, 1.0, 0.0), (10.25, 0.0, 0.0)],
+)
+def test_a_name_is_left_alone_after_it_was_written(
+    written_at_s: float | None, interval_s: float, expected: float
+) -> None:
+    """For the interval, and not at all with an interval of 0."""
+    config = SpoolConfig(same_path_interval_s=interval_s)
+
+    assert pause_s(written_at_s, config, now_s=10.25) == expected
 
 
 def test_all_ranks_are_told_that_a_save_was_spooled() -> None:

@@ -62,6 +62,7 @@ OTHERS = {
     BudgetConfig: ("retry_ratio",),
     JointConfig: ("on_outage", "on_store_loss", "pause_training"),
     CheckpointConfig: ("preflight", "allow_fresh_start"),
+    SpoolConfig: ("same_path_interval_s",),
 }
 NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, True, False, "5", b"5", [5], 10**400)
 

@@ -53,11 +53,11 @@ class Other:
 
 
 def diverted(
-    mine: Circuit, dependency: Dependency, other: Other, *, work: Any = None
+    mine: Circuit, dependency: Dependency, other: Other, *, at_once: str = ""
 ) -> Protocol[Any]:
     """Begin, then one call."""
     call = GuardedCall(
-        work=work or dependency.call,
+        work=dependency.call,
         operation="save",
         target="a.ckpt",
         policy=POLICY,
@@ -65,7 +65,7 @@ def diverted(
     )
     if mine.view is None:
         yield from begin(mine, new_incarnation=True)
-    way = OtherWay(work=other.keep, timeout_s=60.0)
+    way = OtherWay(work=other.keep, timeout_s=60.0, at_once=at_once)
     return (yield from guard_or_divert(mine, call, way))
 
 
@@ -145,6 +145,30 @@ def test_without_room_on_the_node_storage_is_waited_for() -> None:
     (failed,) = task.emitted(DiversionFailed)
     assert "4 checkpoints wait already" in failed.error
     assert (task.ended_at_s or 0.0) >= 30.0
+
+
+def test_the_other_way_may_come_first() -> None:
+    """Where storage is well, and is to be left alone: it is asked nothing."""
+    world = World()
+    dependency, other, mine = Dependency(world), Other(world), circuit()
+
+    task = world.spawn(diverted(mine, dependency, other, at_once="it was written just now"))
+    world.run()
+
+    assert (task.result.value, dependency.calls) == ("kept", [])
+    assert other.whys == ["it was written just now"]
+
+
+def test_where_the_first_way_is_shut_storage_is_asked() -> None:
+    """A full node is no reason to fail."""
+    world = World()
+    dependency, mine = Dependency(world), circuit()
+    other = Other(world, [CheckpointError("full")])
+
+    task = world.spawn(diverted(mine, dependency, other, at_once="it was written just now"))
+    world.run()
+
+    assert (task.result.value, len(dependency.calls)) == ("done", 1)
 
 
 def test_what_is_no_outage_is_raised() -> None:

@@ -58,7 +58,7 @@ def bad_values(group: str, field: dataclasses.Field[Any]) -> list[Any]:
         return ["maybe", "", None, 1]
     may_be_none = group == "joint" or field.name == "spool_max_bytes"
     optional = [value for value in NO_NUMBERS if value is not None or not may_be_none]
-    may_be_zero = field.name in {"retry_after_max_s", "retry_ratio"}
+    may_be_zero = field.name in {"retry_after_max_s", "retry_ratio", "same_path_interval_s"}
     return [*optional, -1, -0.5, *([] if may_be_zero else [0])]
 
 
