@@ -68,6 +68,8 @@ class OneHistory(Check):
     def emptied(self, now_s: float) -> None:
         """Keep what there was: whoever has seen it may bring it back."""
         del now_s
+        # A write whose answer was lost is repeated as it was, and is the first in the new store.
+        self._writers.clear()
         for record in self._epochs:
             self._past.setdefault(record.epoch, []).append(record)
         self._epochs.clear()
