@@ -29,14 +29,12 @@ that by compare-and-set from the exact bytes that were read.
 * **Epochs fence.** Every transition, take-overs too, begins a new epoch. An input that names
   another epoch or holder than the record's changes nothing; it is late, not wrong.
 * **A denied claim changes nothing**, so it cannot keep a dead holder's lease alive.
-* **The open wait** is deterministic: ``min(max_open_for_s, open_for_s · 2^k)``. There is one probe
-  for the whole job, so there is nothing to desynchronise.
+* **The open wait** is deterministic, ``min(max_open_for_s, open_for_s · 2^k)``: one job, one probe.
 * **Ramp**: in RECOVERING each success doubles the limit from ``ramp_start``; a failure halves it. A
   ramp has failed when there is nothing left to halve.
 
 Only failures that say something about health get here (``core.outcome``). A probe that is answered
-with a permanent failure was *answered*: the dependency is up, and the caller's own attempt tells
-what is wrong with it.
+with a permanent failure was *answered*: the caller's own attempt tells what is wrong.
 
 Sources: M. Nygard, "Release It!", 2nd ed. 2018, ch. 5 (states); Polly and resilience4j leave a
 half-open circuit stuck where its permit's holder never reports, which the lease is for.
@@ -45,7 +43,7 @@ half-open circuit stuck where its permit's holder never reports, which the lease
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -193,6 +191,8 @@ def _with_votes(
 
 
 def _vote(ctx: _Context, record: BreakerRecord, event: HostVoted) -> BreakerStep:
+    if event.seen not in {None, (record.store_id, record.epoch)}:
+        return _same(record, "it rests on what others did in another epoch")
     if event.host in record.votes:
         return _same(record, "this host's vote stands already")
     votes = (*record.votes, event.host)
@@ -202,7 +202,7 @@ def _vote(ctx: _Context, record: BreakerRecord, event: HostVoted) -> BreakerStep
         return _move(ctx, record, _OPEN, reason=reason, open_s=ctx.config.open_for_s, limit=0)
     cast = VoteCast(dependency=ctx.dependency, host=event.host, votes=len(votes), quorum=needed)
     stepped = _with_votes(ctx, record, votes, reason=f"{len(votes)} of {needed} votes")
-    return BreakerStep(record=stepped.record, changed=True, reason=stepped.reason, events=(cast,))
+    return replace(stepped, events=(cast,))
 
 
 def _drop_vote(ctx: _Context, record: BreakerRecord, event: VoteDropped) -> BreakerStep:

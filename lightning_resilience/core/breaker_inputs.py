@@ -36,11 +36,14 @@ class HostVoted:
         host: The host.
         hosts: Hosts that use this dependency, as the adapter declares it.
         reason: The latest failure.
+        seen: The store and the epoch in which others were seen to fail as well, where the vote
+            rests on that; None where its own failures are enough.
     """
 
     host: str
     hosts: int
     reason: str
+    seen: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -349,8 +349,10 @@ def _note_failure(
     )
     if not (wants_vote or others_failed):
         return
-    failures = f"{circuit.window.failures} failures in a row on {circuit.host}"
-    if not wants_vote:
+    failures, seen = f"{circuit.window.failures} failures in a row on {circuit.host}", None
+    if not wants_vote and circuit.view is not None:
         failures = f"a failure on {circuit.host}, and the latest call in every slot failed"
+        seen = (circuit.view.record.store_id, circuit.view.record.epoch)
     reason = f"{failures}, {outcome.error}"
-    yield from apply(circuit, HostVoted(host=circuit.host, hosts=circuit.hosts, reason=reason))
+    vote = HostVoted(host=circuit.host, hosts=circuit.hosts, reason=reason, seen=seen)
+    yield from apply(circuit, vote)

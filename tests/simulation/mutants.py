@@ -362,6 +362,19 @@ _PROBE = (
         scenarios=("who_waits_in_short_pieces_lives",),
     ),
     Mutant(
+        name="what others did counts for ever",
+        story="a vote is a vote",
+        edits=(
+            _edit(
+                "protocols/circuit.py",
+                "        seen = (circuit.view.record.store_id, circuit.view.record.epoch)\n",
+                "",
+            ),
+        ),
+        found_by=("I2",),
+        scenarios=("who_stood_still_votes_on_nothing_that_is_over",),
+    ),
+    Mutant(
         name="the bell is rung for another trip",
         story="generations are counted from zero",
         edits=(

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lightning_resilience.core.breaker import (
@@ -147,6 +149,23 @@ def test_a_withdrawn_vote_can_be_cast_again() -> None:
 def test_a_vote_that_is_not_there_cannot_be_withdrawn() -> None:
     """Withdrawing twice changes nothing."""
     assert apply(CLOSED, VoteDropped(host="host-a")).record is CLOSED
+
+
+@pytest.mark.parametrize(
+    ("epoch", "store_id", "counts"),
+    [(0, "", True), (1, "", False), (-1, "", False), (0, "x", False)],
+)
+def test_what_others_did_in_another_epoch_makes_nobody_vote(
+    epoch: int, store_id: str, *, counts: bool
+) -> None:
+    """A process that stood still after its look would vote on what is long over."""
+    record = CLOSED
+    seen = (store_id or record.store_id, record.epoch + epoch)
+
+    stepped = apply(record, replace(vote("host-a"), seen=seen))
+
+    assert stepped.changed is counts
+    assert ("host-a" in stepped.record.votes) is counts
 
 
 def test_a_new_incarnation_clears_all_votes() -> None:
