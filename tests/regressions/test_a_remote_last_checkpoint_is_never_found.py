@@ -67,9 +67,18 @@ def test_the_last_one_is_found_with_its_protocol(folder: str) -> None:
     assert ours.global_step == 2
 
 
-def test_checkpoints_of_which_none_is_chosen_are_no_warning(folder: str) -> None:
-    """The directory has one, and the user has asked to resume: no silent start from zero."""
+def test_a_checkpoint_of_another_name_stands_in(folder: str) -> None:
+    """The directory has one that is what was saved, and the user has asked to resume."""
     fit(job(folder, steps=2, checkpoint={"save_last": False}))
+
+    ours = fit(job(folder, steps=2, resume="last"))
+
+    assert ours.ckpt_path == f"{folder}/newest.ckpt"
+
+
+def test_checkpoints_of_which_none_is_chosen_are_no_warning(folder: str) -> None:
+    """One that nobody vouches for is not started from, nor passed over: no silent start from zero."""
+    fit(job(folder, steps=2, options=None, checkpoint={"save_last": False}))
 
     with pytest.raises(CheckpointError, match=r"1 checkpoints with other names \(newest\.ckpt\)"):
         fit(job(folder, resume="last"))
