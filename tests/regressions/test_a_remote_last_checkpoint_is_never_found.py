@@ -77,7 +77,7 @@ def test_a_checkpoint_of_another_name_stands_in(folder: str) -> None:
 
 
 def test_checkpoints_of_which_none_is_chosen_are_no_warning(folder: str) -> None:
-    """One that nobody vouches for is not started from, nor passed over: no silent start from zero."""
+    """What nobody vouches for is neither started from nor passed over in silence."""
     fit(job(folder, steps=2, options=None, checkpoint={"save_last": False}))
 
     with pytest.raises(CheckpointError, match=r"1 checkpoints with other names \(newest\.ckpt\)"):
