@@ -176,7 +176,8 @@ class SaveChecks:
     def damage(self, path: str) -> None:
         """Note that a checkpoint is about to be damaged, by nobody's request."""
         self._damaged.add(path)
-        replaced = {other for other, _ in self._waiting.values()}
+        # What is being saved again, or waits to be published, replaces what is there.
+        replaced = {*self._open.values(), *(other for other, _ in self._waiting.values())}
         if path not in self._unwanted | replaced:
             self._kept_aside.add(path)
         self._released(path)
