@@ -364,17 +364,16 @@ def plan_for(found: Iterable[tuple[int, str, SpoolEntry]]) -> Plan:
 
 
 def is_outdated(entry: SpoolEntry, there: Manifest | None) -> bool:
-    """Tell whether what storage has under that path is as new as a spooled checkpoint, or newer.
+    """Tell whether storage has a newer checkpoint under that path.
+
+    What it says to be the same is published once more: its manifest does not tell whether it was
+    damaged since, and the copy on the node is good.
 
     Args:
         entry: The spooled checkpoint.
         there: The manifest in storage; without one, nothing says that what is there is any good.
     """
-    if there is None:
-        return False
-    if (there.size_bytes, there.digest) == (entry.size_bytes, entry.digest):
-        return True
-    return there.step is not None and there.step > (entry.step or 0)
+    return there is not None and there.step is not None and there.step > (entry.step or 0)
 
 
 def _age(entry: SpoolEntry) -> tuple[int, int]:

@@ -221,7 +221,7 @@ def _publish(session: Session, root: str, kept: list[Kept]) -> None:
                 _log.info(
                     "%s, which an earlier start had left on this node, is %s",
                     redacted(one.entry.path),
-                    "published" if published is not None else "in storage already",
+                    "published" if published is not None else "older than what is in storage",
                 )
             done.add(one.name)
         return ""

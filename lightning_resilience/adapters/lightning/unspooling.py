@@ -77,8 +77,7 @@ class Publishing(Work):
         """Publish, verify and commit it.
 
         Returns:
-            What was published; None where nobody wants it any more, or storage has it already, or a
-            newer one.
+            What was published; None where nobody wants it any more, or storage has a newer one.
 
         Raises:
             CorruptCheckpointError: The file is not what was spooled.

@@ -341,7 +341,7 @@ def test_nothing_is_forgotten_and_nothing_newer_dropped(
     ("there", "expected"),
     [
         (None, False),
-        (Manifest(path="a", size_bytes=10, digest=DIGEST, step=4), True),
+        (Manifest(path="a", size_bytes=10, digest=DIGEST, step=4), False),
         (Manifest(path="a", size_bytes=11, digest=DIGEST, step=5), True),
         (Manifest(path="a", size_bytes=11, digest=DIGEST, step=4), False),
         (Manifest(path="a", size_bytes=11, digest=DIGEST, step=3), False),
@@ -352,7 +352,7 @@ def test_what_storage_has_is_left_where_it_is_newer(
     there: Manifest | None,
     expected: bool,  # noqa: FBT001 - data
 ) -> None:
-    """Or the same; without a manifest nothing says that it is any good."""
+    """Without a manifest nothing says that it is any good, and of the same this copy is."""
     assert is_outdated(entry(step=4), there) is expected
 
 
