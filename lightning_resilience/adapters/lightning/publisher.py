@@ -86,7 +86,9 @@ class Publisher:
         finally:
             driver.close()
             with self._shelf.changed:
-                self._thread = None
+                # Since it found nothing to do, another one may have begun.
+                if self._thread is threading.current_thread():
+                    self._thread = None
                 self._shelf.changed.notify_all()
 
     def _waiting(self) -> Iterator[tuple[Item, Shelved]]:
