@@ -22,6 +22,7 @@ from lightning_resilience import JointError
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, make_data, make_model, make_trainer, store_server
+from tests.signalled_job import Signalled, left_together, signalled_job, stopped_together
 from tests.single_rank import fit, names, plan_in_use
 
 
@@ -506,3 +507,48 @@ def test_a_killed_job_goes_on_from_what_it_had_spooled(
     assert running.told().count("which an earlier start had left on this node, is published") == 2
     assert unpublished(tmp_path / "job") == []
     assert [name for name in running.names() if "step=4" in name] == ["step=4.ckpt"]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stop_in_an_outage_leaves_time_to_say_what_is_left(
+    ranks: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Half of the grace is waited for storage, once, and not again on the way out."""
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="last"))
+    grace_s = 8.0
+    job = signalled_job(
+        f"faulty://{tmp_path}/checkpoints",
+        Signalled(signal.SIGTERM, ranks=(ranks - 1,)),
+        ranks=ranks,
+        options={**SPOOL, "termination_grace_s": grace_s},
+    )
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    left_together(running, reports)
+    saved_at_s = plan.calls("put_file", name="last")[0]["at_s"]
+    assert max(report["ended_at_s"] for report in reports) - saved_at_s < grace_s
+    assert unpublished(tmp_path / "job") == ["last.ckpt"]
+    assert running.told().count("could not be published before the end of the run") == 1
+
+
+@pytest.mark.multiprocess
+def test_a_stop_waits_for_an_outage_that_ends_in_time(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """As long as the rank that was told to stop has said, though it is not the one that waits."""
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="last", lasting_s=1.0))
+    job = signalled_job(
+        f"faulty://{tmp_path}/checkpoints", Signalled(signal.SIGTERM, ranks=(1,)), options=SPOOL
+    )
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    stopped_together(running, reports)
+    assert "flush" in running.ranks[1].text()
+    assert unpublished(tmp_path / "job") == []

@@ -64,18 +64,18 @@ class Flushing:
         self._root = os.fspath(trainer.default_root_dir)
         self.is_due = False
         """Whether a save has been spooled, the same on every rank."""
+        self.left_s: Callable[[], float | None] = lambda: None
+        """Tells how long this process may still run, in seconds; None where nobody says so."""
         self._is_failing = False
+        self._has_waited = False
         if session.member.rank == 0:
             session.alone.spooling = Spooling(session.alone, config=session.spool)
         strategy = trainer.strategy
         for name, hook in (("on_exception", self._take_note), ("teardown", self._tear_down)):
             patches.replace(strategy, name, partial(hook, getattr(strategy, name)))
 
-    def flush(self, left_s: float | None) -> None:
+    def flush(self) -> None:
         """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
-
-        Args:
-            left_s: How long this process may still run, in seconds; None where nobody says so.
 
         Raises:
             JointError: The same on every rank.
@@ -84,7 +84,8 @@ class Flushing:
         if not self.is_due:
             return
         spooling = session.alone.spooling
-        timeout_s = flush_s(session.spool, left_s=left_s)
+        timeout_s = flush_s(session.spool, left_s=self.left_s())
+        self._has_waited = True
 
         def wait(token: CancelToken) -> None:
             if spooling is not None:
@@ -100,13 +101,17 @@ class Flushing:
         spooling = self._session.alone.spooling
         try:
             if not self._is_failing:
-                self.flush(None)
-            elif spooling is not None:
-                spooling.flush(flush_s(self._session.spool, left_s=_GRACE_S))
+                self.flush()
+            elif spooling is not None and not self._has_waited:
+                spooling.flush(flush_s(self._session.spool, left_s=self._grace_s()))
         finally:
             if spooling is not None:
                 spooling.close()
             inner()
+
+    def _grace_s(self) -> float:
+        left_s = self.left_s()
+        return _GRACE_S if left_s is None else min(_GRACE_S, left_s)
 
 
 # The next start ----------------------------------------------------------------------------------
