@@ -183,6 +183,49 @@ def test_a_denial_is_no_outage(faulty: Callable[..., Job], spool: Path) -> None:
     assert unpublished(spool) == []
 
 
+def test_a_denial_after_an_outage_ends_the_run_with_an_error(
+    faulty: Callable[..., Job], spool: Path
+) -> None:
+    """What had waited is refused for good: nobody hears of that by a warning alone."""
+    puts = {"operations": ("put_file",), "name": "step=4"}
+    job = faulty(Rule(**puts, error="reset", last=3), Rule(**puts, error="denied"), options=SPOOL)
+
+    with pytest.raises(JointError, match="AccessDenied") as caught:
+        fit(job)
+
+    assert caught.value.outcome == "permanent"
+    assert unpublished(spool) == ["step=4.ckpt"]
+    assert names(job) == ["step=2.ckpt"]
+
+
+def test_a_denial_in_the_background_is_made_up_for_by_a_later_save(
+    faulty: Callable[..., Job],
+) -> None:
+    """It goes to storage itself, however soon it comes, and then nothing is missing."""
+    denied = Rule(operations=("put_file",), name="last", error="denied", first=2, last=2)
+    job = faulty(denied, steps=6, options=SPOOL, checkpoint={"save_top_k": 0, "save_last": True})
+    trainer = make_trainer(job)
+
+    class Waits(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if trainer.global_step == 5:
+                while len(plan_in_use().calls("put_file", name="last")) < 2 or our_spool_threads():
+                    time.sleep(0.01)
+
+    trainer.callbacks.append(Waits())
+    trainer.fit(make_model(), make_data())
+
+    folder = Path(job.folder.removeprefix("faulty://"))
+    assert json.loads((folder / ".resilience" / "last.ckpt.json").read_text())["step"] == 6
+    calls = plan_in_use().calls("put_file", name="last")
+    assert [call["struck"] for call in calls] == [False, True, False]
+
+
+def our_spool_threads() -> list[str]:
+    """Return the threads that publish now."""
+    return lightning_job.our_threads("lightning-resilience-spool", within_s=0.0)
+
+
 def test_a_tuners_file_is_never_spooled(
     faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
 ) -> None:

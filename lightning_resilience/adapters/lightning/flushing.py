@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from functools import partial
@@ -78,7 +79,7 @@ class Flushing:
         """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
 
         Raises:
-            JointError: The same on every rank.
+            JointError: The same on every rank; also where storage has refused what had waited.
         """
         session = self._session
         if not self.is_due:
@@ -103,7 +104,9 @@ class Flushing:
             if not self._is_failing:
                 self.flush()
             elif spooling is not None and not self._has_waited:
-                spooling.flush(flush_s(self._session.spool, left_s=self._grace_s()))
+                # What storage has refused is named when the spool is closed; the exception stays.
+                with contextlib.suppress(Exception):
+                    spooling.flush(flush_s(self._session.spool, left_s=self._grace_s()))
         finally:
             if spooling is not None:
                 spooling.close()
