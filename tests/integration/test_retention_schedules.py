@@ -148,7 +148,8 @@ def test_there_is_always_one_and_in_the_end_those_of_the_books(
 
     outcome = "ok"
     try:
-        fit(job)
+        with caplog.at_level("INFO", logger="lightning_resilience"):
+            fit(job)
     except JointError as error:
         outcome = str(error.outcome)
 
