@@ -63,6 +63,9 @@ BREAKER = {
 }
 """The defaults, scaled down as far as their relations allow."""
 
+WAIT = {"on_outage": "wait"}
+"""For a test whose claim is about a save that waits for storage, which by default none does."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -112,9 +115,7 @@ def make_callback(options: Mapping[str, Any]) -> ResilienceCallback:
         "retry": {**RETRY, **options.get("retry", {})},
         "breaker": {**BREAKER, **options.get("breaker", {})},
     }
-    # Most of these tests are about what is waited for; the spool has tests of its own.
-    policy = {"on_outage": os.environ.get("TESTS_ON_OUTAGE", "wait")}
-    return ResilienceCallback(**{**policy, **options, **scaled})
+    return ResilienceCallback(**{**options, **scaled})
 
 
 class Steps:

@@ -126,6 +126,33 @@ def test_what_is_to_be_removed_meanwhile_is_not_published(
     assert "is not published any more: it was to be removed" in caplog.text
 
 
+def test_a_removal_that_storage_is_too_ill_for_is_made_up_for_at_the_end(
+    faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No step waits for it, the end does, and what is there is what the books say."""
+    ill = Rule(operations=("rm_file",), name="step=2.ckpt", error="reset", lasting_s=2.0)
+    job = faulty(ill, steps=6, options=SPOOL, checkpoint={"save_top_k": 1})
+
+    fit(job)
+
+    assert names(job) == ["step=6.ckpt"]
+    assert "remove by hand" not in caplog.text
+
+
+def test_a_removal_is_waited_for_at_the_end_no_longer_than_is_said(
+    faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run ends well, and names what it could not remove."""
+    ill = Rule(operations=("rm_file",), name="step=2.ckpt", error="reset")
+    brief = {**SPOOL, "spool": {"flush_timeout_s": 0.5}}
+    job = faulty(ill, options=brief, checkpoint={"save_top_k": 1})
+
+    fit(job)
+
+    assert names(job) == ["step=2.ckpt", "step=4.ckpt"]
+    assert "remove by hand: faulty://" in caplog.text
+
+
 def test_of_one_path_only_the_newest_waits(faulty: Callable[..., Job], spool: Path) -> None:
     """last.ckpt is written again and again, and published once."""
     job = faulty(
@@ -187,8 +214,9 @@ def test_a_denial_after_an_outage_ends_the_run_with_an_error(
     faulty: Callable[..., Job], spool: Path
 ) -> None:
     """What had waited is refused for good: nobody hears of that by a warning alone."""
-    puts = {"operations": ("put_file",), "name": "step=4"}
-    job = faulty(Rule(**puts, error="reset", last=3), Rule(**puts, error="denied"), options=SPOOL)
+    ill = Rule(operations=("put_file",), name="step=4", error="reset", last=3)
+    denied = Rule(operations=("put_file",), name="step=4", error="denied")
+    job = faulty(ill, denied, options=SPOOL)
 
     with pytest.raises(JointError, match="AccessDenied") as caught:
         fit(job)
@@ -401,7 +429,7 @@ def test_the_next_start_publishes_it_and_starts_from_it(
 ) -> None:
     """Whatever it is called by, and though its run has another name."""
     job = left(
-        faulty(outage(name="4"), checkpoint={"save_last": True, "save_top_k": -1}, steps=4)
+        faulty(outage(name="step=4"), checkpoint={"save_last": True, "save_top_k": -1}, steps=4)
         if resume == "last"
         else faulty(outage(name="step=4")),
         spool,
@@ -527,7 +555,7 @@ def test_a_killed_job_goes_on_from_what_it_had_spooled(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """The next start finds it on the node, publishes it, and all ranks start from it."""
-    plan = FaultPlan.write(tmp_path / "plan", outage(name="4"))
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="step=4"))
     job = Job(
         folder=f"faulty://{tmp_path}/checkpoints",
         steps=40,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from lightning_resilience.adapters.lightning.namespaces import checkpoint_directories
+from lightning_resilience.adapters.lightning.removals import carry_out_the_rest
 from lightning_resilience.adapters.lightning.spooling import Spooling
 from lightning_resilience.adapters.lightning.unspooling import Publishing
 from lightning_resilience.adapters.lightning.work import Asked
@@ -64,7 +65,7 @@ class Flushing:
         self._session = session
         self._root = os.fspath(trainer.default_root_dir)
         self.is_due = False
-        """Whether a save has been spooled, the same on every rank."""
+        """Whether a save was spooled or a removal put off, the same on every rank."""
         self.left_s: Callable[[], float | None] = lambda: None
         """Tells how long this process may still run, in seconds; None where nobody says so."""
         self._is_failing = False
@@ -76,7 +77,9 @@ class Flushing:
             patches.replace(strategy, name, partial(hook, getattr(strategy, name)))
 
     def flush(self) -> None:
-        """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
+        """Have all ranks wait until nothing waits on rank 0's node, and nothing is to be removed.
+
+        For a bounded time.
 
         Raises:
             JointError: The same on every rank; also where storage has refused what had waited.
@@ -88,11 +91,15 @@ class Flushing:
         timeout_s = flush_s(session.spool, left_s=self.left_s())
         self._has_waited = True
 
-        def wait(token: CancelToken) -> None:
-            if spooling is not None:
-                spooling.flush(timeout_s, token)
+        def wait(token: CancelToken) -> str:
+            if spooling is None:
+                return ""
+            ends_at_s = session.driver.clock.now_s() + timeout_s
+            spooling.flush(timeout_s, token)
+            return session.alone.removals.rest(ends_at_s)
 
-        session.on_rank_zero("flush", self._root, wait, is_guarded=False)
+        told = session.on_rank_zero("flush", self._root, wait, is_guarded=False)
+        carry_out_the_rest(session, told.detail)
 
     def _take_note(self, inner: Callable[..., Any], exception: BaseException) -> None:
         self._is_failing = True
