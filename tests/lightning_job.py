@@ -61,6 +61,7 @@ BREAKER = {
     "open_for_s": 2.5,
     "max_open_for_s": 2.5,
 }
+SPOOL = {"same_path_interval_s": 0.1}
 """The defaults, scaled down as far as their relations allow."""
 
 WAIT = {"on_outage": "wait"}
@@ -114,6 +115,7 @@ def make_callback(options: Mapping[str, Any]) -> ResilienceCallback:
     scaled = {
         "retry": {**RETRY, **options.get("retry", {})},
         "breaker": {**BREAKER, **options.get("breaker", {})},
+        "spool": {**SPOOL, **options.get("spool", {})},
     }
     return ResilienceCallback(**{**options, **scaled})
 
