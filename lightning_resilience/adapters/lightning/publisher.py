@@ -191,8 +191,8 @@ class Publisher:
                 remaining_s = ends_at_s - clock.now_s()
                 if remaining_s <= 0:
                     break
+                # No mark of progress: whoever makes progress is not interrupted.
                 shelf.changed.wait(min(remaining_s, PIECE_S))
-                token.progress()
                 token.raise_if_cancelled()
         for kept, error in self._refused:
             if self._alone.retaining.number_of(kept.entry.path) == kept.entry.number:
