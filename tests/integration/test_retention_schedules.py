@@ -79,6 +79,7 @@ def random_job(seed: int, faulty: Callable[..., Job]) -> Job:
         options={
             "retry": FAST,
             "checkpoints": {"max_consecutive_save_failures": chance.choice([1, 9])},
+            "on_outage": chance.choice(["spool", "wait"]),
         },
     )
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from lightning.pytorch import Callback
 
 from lightning_resilience import JointError
 from tests import lightning_job
+from tests.failing_ranks import assert_clean, fail
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, make_data, make_model, make_trainer, store_server
 from tests.signalled_job import Signalled, left_together, signalled_job, stopped_together
@@ -622,4 +624,31 @@ def test_a_stop_waits_for_an_outage_that_ends_in_time(
 
     stopped_together(running, reports)
     assert "flush" in running.ranks[1].text()
+    assert unpublished(tmp_path / "job") == []
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_exception_leaves_rank_zero_the_time_to_publish(
+    failing: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Whichever rank has failed: what waits gets there, and the exception stays what is seen."""
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="step=", lasting_s=1.0))
+    job = Job(
+        folder=f"faulty://{tmp_path}/checkpoints",
+        steps=6,
+        group_timeout_s=60.0,
+        options=SPOOL,
+        before=partial(fail, (failing,), 3),
+    )
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    errors = ["PeerFailedError", "PeerFailedError"]
+    errors[failing] = "ValueError"
+    assert [report["error"] for report in reports] == errors, running.told()
+    assert_clean(reports)
+    assert running.names() == ["step=2.ckpt"]
     assert unpublished(tmp_path / "job") == []
