@@ -61,7 +61,11 @@ BREAKER = {
     "open_for_s": 2.5,
     "max_open_for_s": 2.5,
 }
+SPOOL = {"same_path_interval_s": 0.1}
 """The defaults, scaled down as far as their relations allow."""
+
+WAIT = {"on_outage": "wait"}
+"""For a test whose claim is about a save that waits for storage, which by default none does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +115,9 @@ def make_callback(options: Mapping[str, Any]) -> ResilienceCallback:
     scaled = {
         "retry": {**RETRY, **options.get("retry", {})},
         "breaker": {**BREAKER, **options.get("breaker", {})},
+        "spool": {**SPOOL, **options.get("spool", {})},
     }
-    # Most of these tests are about what is waited for; the spool has tests of its own.
-    policy = {"on_outage": os.environ.get("TESTS_ON_OUTAGE", "wait")}
-    return ResilienceCallback(**{**policy, **options, **scaled})
+    return ResilienceCallback(**{**options, **scaled})
 
 
 class Steps:

@@ -201,7 +201,7 @@ def open_session(job: ShardJob, rank: int) -> Session:
         world_size=job.ranks,
         timeout_s=JOINT_TIMEOUT_S,
         beat_s=JOINT_TIMEOUT_S / 8,
-        on_outage="wait",
+        on_outage="spool",
         store_patience_s=JOINT_TIMEOUT_S,
     )
     spool = partial(

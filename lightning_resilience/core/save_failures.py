@@ -32,6 +32,7 @@ __all__ = [
     "error_at_limit",
     "event_of",
     "failure_of",
+    "is_outage",
     "is_skipped",
 ]
 
@@ -104,7 +105,12 @@ def is_skipped(error: JointError, *, on_outage: str) -> bool:
         error: What every rank has raised at it.
         on_outage: What a save does while storage is ill.
     """
-    return on_outage == "skip" and error.in_step and error.outcome in _OUTAGES
+    return on_outage == "skip" and is_outage(error)
+
+
+def is_outage(error: JointError) -> bool:
+    """Tell whether an operation has failed only because storage is ill, on ranks that go on."""
+    return error.in_step and error.outcome in _OUTAGES
 
 
 def failure_of(error: JointError, *, step: int) -> SaveFailure:

@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C and SIGTERM end every wait at once, as Lightning would, and leave nothing behind."""
+"""Ctrl-C and SIGTERM end every wait at once, as Lightning would, and leave nothing behind.
+
+Where a save waits for storage, the job says ``on_outage="wait"``: by default it is spooled, and
+rank 0 waits for storage in the background, or at the end.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.integration.store_server import Server
 from tests.lightning_job import (
+    WAIT,
     Job,
     Running,
     make_data,
@@ -43,6 +48,7 @@ PROMPT_S = 1.0
 PEER_S = 5.0
 
 OUTAGE = Rule(operations=("put_file",), error="reset")
+TRAINED = "`Trainer.fit` stopped: `max_steps=2` reached"
 HANG = Rule(operations=("put_file",), hang=True)
 HANGING_REMOVAL = Rule(operations=("rm_file",), hang=True)
 
@@ -93,7 +99,7 @@ def test_a_signal_ends_the_wait_for_an_open_circuit(
     number: int, start: Callable[..., Running]
 ) -> None:
     """The rank that waits for storage leaves in under a second, and its peer hears of it."""
-    running = start(OUTAGE)
+    running = start(OUTAGE, options=WAIT)
     running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
 
     sent_at_s = interrupt(running, 0, number)
@@ -167,7 +173,7 @@ def test_a_signal_ends_the_wait_for_another_rank(
     number: int, start: Callable[..., Running]
 ) -> None:
     """A rank that waits for another leaves in under a second, and the other hears of it."""
-    running = start(OUTAGE)
+    running = start(OUTAGE, options=WAIT)
     running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
 
     sent_at_s = interrupt(running, 1, number)
@@ -180,13 +186,30 @@ def test_a_signal_ends_the_wait_for_another_rank(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_wait_for_what_is_spooled(
+    number: int, start: Callable[..., Running]
+) -> None:
+    """The end of training waits for storage, and whoever is told to leave says what it leaves."""
+    running = start(OUTAGE, steps=2)
+    running.until(lambda: TRAINED in running.ranks[0].text(), what="rank 0 has trained")
+
+    sent_at_s = interrupt(running, 0, number)
+
+    left_as_lightning_does(running, 0, number, sent_at_s=sent_at_s)
+    assert "1 checkpoint could not be published" in running.ranks[0].text()
+    peer = running.wait()[1]
+    assert peer["ended_at_s"] - sent_at_s < PEER_S
+    assert (peer["error"], peer["outcome"], peer["first_rank"]) == ("JointError", "cancelled", 0)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_ends_the_wait_for_a_store_that_is_frozen(
     rank: int, number: int, warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """A store that neither answers nor refuses does not hold up a rank that is to leave."""
     server = Server()
-    job = Job(folder=f"faulty://{tmp_path}/checkpoints", group_timeout_s=40.0)
+    job = Job(folder=f"faulty://{tmp_path}/checkpoints", group_timeout_s=40.0, options=WAIT)
     plan = FaultPlan.write(tmp_path / "plan", OUTAGE)
     running = lightning_job.start(warm_python, job, tmp_path / "job", port=server.port, plan=plan)
     running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
@@ -207,7 +230,7 @@ def test_a_signal_ends_the_wait_for_a_store_that_is_frozen(
 
 def test_sigterm_to_all_ranks_ends_them_all(start: Callable[..., Running]) -> None:
     """What a scheduler does, a SIGTERM to every rank, ends every rank in under a second."""
-    running = start(OUTAGE)
+    running = start(OUTAGE, options=WAIT)
     running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
 
     sent_at_s = [interrupt(running, rank, signal.SIGTERM) for rank in (1, 0)]
@@ -221,7 +244,7 @@ def test_a_signal_ends_the_wait_of_a_job_of_one_rank(
     number: int, start: Callable[..., Running]
 ) -> None:
     """Without other ranks and without a shared store it is the same."""
-    running = start(OUTAGE, ranks=1)
+    running = start(OUTAGE, ranks=1, options=WAIT)
     running.until(lambda: "save waits for" in running.ranks[0].text(), what="rank 0 waits")
 
     sent_at_s = interrupt(running, 0, number)
@@ -238,7 +261,7 @@ def test_a_checkpoint_that_is_saved_on_the_exception_may_wait_again(
         ranks=1,
         every=2,
         checkpoint={"save_on_exception": True, "filename": "{step}"},
-        options={"retry": {"base_delay_s": 0.2}},
+        options={**WAIT, "retry": {"base_delay_s": 0.2}},
         trainer={"max_steps": 2},
         before=rename_on_exception,
     )
@@ -310,10 +333,10 @@ def test_ctrl_c_ends_the_wait_for_a_load(start: Callable[..., Running], tmp_path
 def test_ctrl_c_ends_the_wait_for_the_search(start: Callable[..., Running], tmp_path: Path) -> None:
     """Rank 0 waits for storage, and rank 1 for rank 0."""
     (tmp_path / "checkpoints").mkdir()
-    # The first listing is that of the checkpoint callback.
-    running = start(Rule(operations=("ls",), error="reset", first=2), resume="last")
+    # The first listing is that of the checkpoint callback, the second is for the spool.
+    running = start(Rule(operations=("ls",), error="reset", first=3), resume="last")
     running.until(lambda: "resolve waits for" in running.ranks[0].text(), what="rank 0 waits")
-    running.until(lambda: "resolve 3: waiting" in running.ranks[1].text(), what="rank 1 waits")
+    running.until(lambda: "resolve 5: waiting" in running.ranks[1].text(), what="rank 1 waits")
 
     sent_at_s = [interrupt(running, rank, signal.SIGINT) for rank in (1, 0)]
 

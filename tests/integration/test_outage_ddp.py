@@ -4,6 +4,10 @@
 
 The process group's timeout is 6 s, and the outages are longer: a rank that waited in a collective
 would be gone before they end.
+
+By default a save is spooled, so training goes on and only its end waits. Where the claim is about
+what stands behind a call that takes that long in the middle of training, or about a deadline, the
+job says ``on_outage="wait"``.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from lightning.pytorch import Callback
 
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
-from tests.lightning_job import Job, Running, store_server
+from tests.lightning_job import WAIT, Job, Running, store_server
 
 
 if TYPE_CHECKING:
@@ -131,6 +135,7 @@ PLACES: dict[str, tuple[Rule, dict[str, Any]]] = {
 
 def begin(
     places: Mapping[str, tuple[Rule, dict[str, Any]]],
+    policy: Mapping[str, str],
     warm_python: WarmPython,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Jobs]:
@@ -142,7 +147,7 @@ def begin(
             folder = f"{home}/checkpoints" if place == "link" else f"faulty://{home}/checkpoints"
             jobs[place] = lightning_job.start(
                 warm_python,
-                Job(folder=folder, group_timeout_s=GROUP_TIMEOUT_S, **options),
+                Job(folder=folder, group_timeout_s=GROUP_TIMEOUT_S, options=policy, **options),
                 home / "job",
                 port=servers.enter_context(store_server()),
                 plan=FaultPlan.write(home / "plan", rule),
@@ -152,15 +157,30 @@ def begin(
 
 @pytest.fixture(scope="module")
 def ill(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    """Start one job for each place."""
-    yield from begin(PLACES, warm_python, tmp_path_factory)
+    """Start one job for each place, whose saves wait."""
+    yield from begin(PLACES, WAIT, warm_python, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def spooled(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """Start one job for each place, whose saves are spooled."""
+    yield from begin(PLACES, {}, warm_python, tmp_path_factory)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_an_outage_longer_than_the_group_timeout_is_survived(place: str, ill: Jobs) -> None:
     """Wherever storage fails for longer than the group's timeout, both ranks wait for it."""
-    running = ill[place]
+    survived(place, ill[place])
 
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_outage_that_outlasts_training_is_survived(place: str, spooled: Jobs) -> None:
+    """Wherever storage fails, both ranks train on, and the end waits until all is as it should."""
+    survived(place, spooled[place])
+
+
+def survived(place: str, running: Running) -> None:
+    """Check that a job has ended well with all checkpoints, and only with them."""
     succeeded(running)
 
     kept = ["step=4.ckpt"] if place == "remove" else running.job.expected
@@ -312,7 +332,7 @@ KEPT = {
 @pytest.fixture(scope="module")
 def behind(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     """Start one job for each collective that may stand behind rank 0's call."""
-    yield from begin(BEHIND, warm_python, tmp_path_factory)
+    yield from begin(BEHIND, WAIT, warm_python, tmp_path_factory)
 
 
 @pytest.mark.parametrize("place", BEHIND)
@@ -371,7 +391,8 @@ def test_an_error_that_nobody_knows_has_a_small_limit(start: Callable[..., Runni
 def test_the_deadline_ends_both_ranks(start: Callable[..., Running]) -> None:
     """An outage longer than the deadline ends both ranks with the same error."""
     running = start(
-        Rule(operations=("put_file",), error="reset"), options={"retry": {"deadline_s": 4.0}}
+        Rule(operations=("put_file",), error="reset"),
+        options={**WAIT, "retry": {"deadline_s": 4.0}},
     )
 
     reports = failed_alike(running)

@@ -3,7 +3,8 @@
 """Between two saves, all ranks pause after the same step while storage is ill, and go on together.
 
 A save in the background finds storage ill while training goes on, and opens its breaker. With
-``pause_training=k`` training then waits, for longer than the process group's timeout.
+``pause_training=k`` training then waits, for longer than the process group's timeout. Not by
+default: where saves are spooled, training is to go on, so these jobs say ``on_outage="wait"``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
-from tests.lightning_job import Job, find, store_server
+from tests.lightning_job import WAIT, Job, find, store_server
 
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def test_all_ranks_pause_after_the_same_step_and_go_on_together(
         ranks=ranks,
         home=home,
         trainer={"plugins": [plugin]},
-        options={"pause_training": 1},
+        options={**WAIT, "pause_training": 1},
     )
 
     paused_together(running)
@@ -189,7 +190,7 @@ def test_the_rank_that_finds_storage_ill_is_the_one_that_waits_for_it(
     run: Callable[..., Running],
 ) -> None:
     """Also where that is not rank 0, which knows nothing of the outage."""
-    running = run(EndingWithAnUpload(), ranks=3, options={"pause_training": 1})
+    running = run(EndingWithAnUpload(), ranks=3, options={**WAIT, "pause_training": 1})
 
     paused_together(running)
     assert "pause" in running.ranks[2].text()

@@ -22,6 +22,7 @@ from tests.failing_ranks import GROUP_TIMEOUT_S, PEERS_S, assert_clean, fail, fa
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import (
     HANG_S,
+    WAIT,
     EvaluatedModel,
     Job,
     make_data,
@@ -83,20 +84,22 @@ def fail_before_the_save(rank: int, sign: Path, trainer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failing", "waits"),
+    ("failing", "waits", "options"),
     [
-        pytest.param(0, "exists 3: all ranks proceed", id="for another rank"),
-        pytest.param(1, "save waits for", id="for storage"),
+        pytest.param(0, "exists 5: all ranks proceed", {}, id="for another rank"),
+        # By default rank 0 spools what it saves, and waits for no storage.
+        pytest.param(1, "save waits for", WAIT, id="for storage"),
     ],
 )
 def test_a_rank_in_a_wait_of_ours_leaves_with_the_cause(
-    failing: int, waits: str, warm_python: WarmPython, tmp_path: Path
+    failing: int, waits: str, options: dict[str, Any], warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """A wait for storage or for another rank ends within seconds of a third party's failure."""
     sign = tmp_path / "sign"
     job = Job(
         folder=f"faulty://{tmp_path}/checkpoints",
         group_timeout_s=GROUP_TIMEOUT_S,
+        options=options,
         before=partial(fail_before_the_save, failing, sign),
     )
     plan = FaultPlan.write(tmp_path / "plan", Rule(operations=("put_file",), error="reset"))

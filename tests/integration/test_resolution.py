@@ -305,18 +305,19 @@ def test_checkpoints_of_which_none_can_be_loaded_are_an_error(
 
 def test_storage_that_cannot_tell_is_asked_again(resuming: Callable[..., Job]) -> None:
     """Twice it cannot tell, and the third answer counts."""
-    # The first listing is that of the checkpoint callback.
-    rule = Rule(operations=("ls",), error="reset", first=2, last=3)
+    # The first listing is that of the checkpoint callback, the second is for the spool.
+    rule = Rule(operations=("ls",), error="reset", first=3, last=4)
 
     _, start = started(resuming(rule, files={"checkpoints/last.ckpt": None}))
 
     assert start.step == 2
-    assert [call["struck"] for call in plan_in_use().calls("ls")] == [False, True, True, False]
+    asked = [call["struck"] for call in plan_in_use().calls("ls")]
+    assert asked == [False, False, True, True, False]
 
 
 def test_storage_that_never_tells_is_an_error(resuming: Callable[..., Job]) -> None:
     """A refusal is no empty directory."""
-    rule = Rule(operations=("ls",), error="denied", first=2)
+    rule = Rule(operations=("ls",), error="denied", first=3)
 
     with pytest.raises(JointError, match="resolve of faulty://") as caught:
         fit(resuming(rule))
@@ -536,8 +537,8 @@ PLACES: dict[str, tuple[int, tuple[Rule, ...], list[str]]] = {
     "torn, and nobody minds": (2, (), ["last.ckpt"]),
     "rank 0 only": (2, (), ["a.ckpt"]),
     "rank 1 only": (2, (), ["a.ckpt"]),
-    # The first listing is that of the checkpoint callback.
-    "outage": (2, (Rule(operations=("ls",), error="reset", first=2, lasting_s=OUTAGE_S),), []),
+    # The first listing is that of the checkpoint callback, the second is for the spool.
+    "outage": (2, (Rule(operations=("ls",), error="reset", first=3, lasting_s=OUTAGE_S),), []),
 }
 GIVEN = {"rank 0 only": 0, "rank 1 only": 1}
 Jobs = dict[str, Running]
@@ -598,7 +599,8 @@ def test_the_number_of_requests_does_not_depend_on_the_number_of_ranks(jobs: Job
         searching = [call["operation"] for call in running.plan.calls() if call["path"] == folder]
         requests.append((searching, len(running.plan.calls("open", name="last.ckpt"))))
 
-    assert requests[0][0].count("ls") == 2
+    # That of the checkpoint callback, one for the spool, and the search.
+    assert requests[0][0].count("ls") == 3
     assert requests[0][1] == 2
     assert requests == [requests[0]] * 3
 

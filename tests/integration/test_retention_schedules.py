@@ -79,6 +79,7 @@ def random_job(seed: int, faulty: Callable[..., Job]) -> Job:
         options={
             "retry": FAST,
             "checkpoints": {"max_consecutive_save_failures": chance.choice([1, 9])},
+            "on_outage": chance.choice(["spool", "wait"]),
         },
     )
 
@@ -137,6 +138,8 @@ def test_there_is_always_one_and_in_the_end_those_of_the_books(
     """Once one was verified, one is at any time; in the end what is there is what is believed.
 
     Nobody waits at the end of a run for a removal that fails there: then the log names the file.
+    A checkpoint that had waited on the node and is denied then is not there: the run fails for it,
+    names the file on the node, and keeps the one that was to be removed for it.
     """
     job = random_job(seed, faulty)
     folder = Path(job.folder.removeprefix("faulty://"))
@@ -146,7 +149,8 @@ def test_there_is_always_one_and_in_the_end_those_of_the_books(
 
     outcome = "ok"
     try:
-        fit(job)
+        with caplog.at_level("INFO", logger="lightning_resilience"):
+            fit(job)
     except JointError as error:
         outcome = str(error.outcome)
 
@@ -155,9 +159,12 @@ def test_there_is_always_one_and_in_the_end_those_of_the_books(
     assert watch.lost == []
     assert watch.counts[-1]
     left = set(names(job)) - believed
-    said = [line for line in caplog.messages if line.startswith("not removed at the end")]
-    assert set(names(job)) >= believed
-    assert set(verified(folder)) >= believed
+    why = ("not removed at the end of the run", "is not removed: the run has ended before")
+    said = [line for line in caplog.messages if any(each in line for each in why)]
+    waits = [line for line in caplog.messages if "could not be published" in line]
+    denied_late = {name for name in believed if any(f"/{name} lies at" in line for line in waits)}
+    assert not denied_late or outcome == "permanent"
+    assert set(verified(folder)) & set(names(job)) >= believed - denied_late
     assert [name for name in left if not any(name in line for line in said)] == []
     denied = [call for call in plan_in_use().calls("put_file") if call["struck"]]
     assert outcome == "ok" or (outcome == "permanent" and denied)

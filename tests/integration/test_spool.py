@@ -12,6 +12,7 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ from lightning.pytorch import Callback
 
 from lightning_resilience import JointError
 from tests import lightning_job
+from tests.failing_ranks import assert_clean, fail
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, make_data, make_model, make_trainer, store_server
+from tests.signalled_job import Signalled, left_together, signalled_job, stopped_together
 from tests.single_rank import fit, names, plan_in_use
 
 
@@ -125,6 +128,33 @@ def test_what_is_to_be_removed_meanwhile_is_not_published(
     assert "is not published any more: it was to be removed" in caplog.text
 
 
+def test_a_removal_that_storage_is_too_ill_for_is_made_up_for_at_the_end(
+    faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No step waits for it, the end does, and what is there is what the books say."""
+    ill = Rule(operations=("rm_file",), name="step=2.ckpt", error="reset", lasting_s=2.0)
+    job = faulty(ill, steps=6, options=SPOOL, checkpoint={"save_top_k": 1})
+
+    fit(job)
+
+    assert names(job) == ["step=6.ckpt"]
+    assert "remove by hand" not in caplog.text
+
+
+def test_a_removal_is_waited_for_at_the_end_no_longer_than_is_said(
+    faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run ends well, and names what it could not remove."""
+    ill = Rule(operations=("rm_file",), name="step=2.ckpt", error="reset")
+    brief = {**SPOOL, "spool": {"flush_timeout_s": 0.5}}
+    job = faulty(ill, options=brief, checkpoint={"save_top_k": 1})
+
+    fit(job)
+
+    assert names(job) == ["step=2.ckpt", "step=4.ckpt"]
+    assert "remove by hand: faulty://" in caplog.text
+
+
 def test_of_one_path_only_the_newest_waits(faulty: Callable[..., Job], spool: Path) -> None:
     """last.ckpt is written again and again, and published once."""
     job = faulty(
@@ -180,6 +210,50 @@ def test_a_denial_is_no_outage(faulty: Callable[..., Job], spool: Path) -> None:
         fit(job)
 
     assert unpublished(spool) == []
+
+
+def test_a_denial_after_an_outage_ends_the_run_with_an_error(
+    faulty: Callable[..., Job], spool: Path
+) -> None:
+    """What had waited is refused for good: nobody hears of that by a warning alone."""
+    ill = Rule(operations=("put_file",), name="step=4", error="reset", last=3)
+    denied = Rule(operations=("put_file",), name="step=4", error="denied")
+    job = faulty(ill, denied, options=SPOOL)
+
+    with pytest.raises(JointError, match="AccessDenied") as caught:
+        fit(job)
+
+    assert caught.value.outcome == "permanent"
+    assert unpublished(spool) == ["step=4.ckpt"]
+    assert names(job) == ["step=2.ckpt"]
+
+
+def test_a_denial_in_the_background_is_made_up_for_by_a_later_save(
+    faulty: Callable[..., Job],
+) -> None:
+    """It goes to storage itself, however soon it comes, and then nothing is missing."""
+    denied = Rule(operations=("put_file",), name="last", error="denied", first=2, last=2)
+    job = faulty(denied, steps=6, options=SPOOL, checkpoint={"save_top_k": 0, "save_last": True})
+    trainer = make_trainer(job)
+
+    class Waits(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if trainer.global_step == 5:
+                while len(plan_in_use().calls("put_file", name="last")) < 2 or our_spool_threads():
+                    time.sleep(0.01)
+
+    trainer.callbacks.append(Waits())
+    trainer.fit(make_model(), make_data())
+
+    folder = Path(job.folder.removeprefix("faulty://"))
+    assert json.loads((folder / ".resilience" / "last.ckpt.json").read_text())["step"] == 6
+    calls = plan_in_use().calls("put_file", name="last")
+    assert [call["struck"] for call in calls] == [False, True, False]
+
+
+def our_spool_threads() -> list[str]:
+    """Return the threads that publish now."""
+    return lightning_job.our_threads("lightning-resilience-spool", within_s=0.0)
 
 
 def test_a_tuners_file_is_never_spooled(
@@ -357,7 +431,7 @@ def test_the_next_start_publishes_it_and_starts_from_it(
 ) -> None:
     """Whatever it is called by, and though its run has another name."""
     job = left(
-        faulty(outage(name="4"), checkpoint={"save_last": True, "save_top_k": -1}, steps=4)
+        faulty(outage(name="step=4"), checkpoint={"save_last": True, "save_top_k": -1}, steps=4)
         if resume == "last"
         else faulty(outage(name="step=4")),
         spool,
@@ -483,7 +557,7 @@ def test_a_killed_job_goes_on_from_what_it_had_spooled(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """The next start finds it on the node, publishes it, and all ranks start from it."""
-    plan = FaultPlan.write(tmp_path / "plan", outage(name="4"))
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="step=4"))
     job = Job(
         folder=f"faulty://{tmp_path}/checkpoints",
         steps=40,
@@ -506,3 +580,75 @@ def test_a_killed_job_goes_on_from_what_it_had_spooled(
     assert running.told().count("which an earlier start had left on this node, is published") == 2
     assert unpublished(tmp_path / "job") == []
     assert [name for name in running.names() if "step=4" in name] == ["step=4.ckpt"]
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_stop_in_an_outage_leaves_time_to_say_what_is_left(
+    ranks: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Half of the grace is waited for storage, once, and not again on the way out."""
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="last"))
+    grace_s = 8.0
+    job = signalled_job(
+        f"faulty://{tmp_path}/checkpoints",
+        Signalled(signal.SIGTERM, ranks=(ranks - 1,)),
+        ranks=ranks,
+        options={**SPOOL, "termination_grace_s": grace_s},
+    )
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    left_together(running, reports)
+    saved_at_s = plan.calls("put_file", name="last")[0]["at_s"]
+    assert max(report["ended_at_s"] for report in reports) - saved_at_s < grace_s
+    assert unpublished(tmp_path / "job") == ["last.ckpt"]
+    assert running.told().count("could not be published before the end of the run") == 1
+
+
+@pytest.mark.multiprocess
+def test_a_stop_waits_for_an_outage_that_ends_in_time(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """As long as the rank that was told to stop has said, though it is not the one that waits."""
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="last", lasting_s=1.0))
+    job = signalled_job(
+        f"faulty://{tmp_path}/checkpoints", Signalled(signal.SIGTERM, ranks=(1,)), options=SPOOL
+    )
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    stopped_together(running, reports)
+    assert "flush" in running.ranks[1].text()
+    assert unpublished(tmp_path / "job") == []
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_exception_leaves_rank_zero_the_time_to_publish(
+    failing: int, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Whichever rank has failed: what waits gets there, and the exception stays what is seen."""
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="step=", lasting_s=1.0))
+    job = Job(
+        folder=f"faulty://{tmp_path}/checkpoints",
+        steps=6,
+        group_timeout_s=60.0,
+        options=SPOOL,
+        before=partial(fail, (failing,), 3),
+    )
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    errors = ["PeerFailedError", "PeerFailedError"]
+    errors[failing] = "ValueError"
+    assert [report["error"] for report in reports] == errors, running.told()
+    assert_clean(reports)
+    assert running.names() == ["step=2.ckpt"]
+    assert unpublished(tmp_path / "job") == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.faulty_filesystem import FaultPlan, Rule
-from tests.lightning_job import Job
+from tests.lightning_job import WAIT, Job
 
 
 if TYPE_CHECKING:
@@ -96,8 +97,8 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     """Start a job under torchrun, and leave nothing of it behind."""
     started = []
 
-    def start(rule: Rule) -> Launched:
-        job = Job(folder=f"faulty://{tmp_path}/checkpoints")
+    def start(rule: Rule, **job_options: Any) -> Launched:
+        job = Job(folder=f"faulty://{tmp_path}/checkpoints", **job_options)
         launched = Launched(job, tmp_path, FaultPlan.write(tmp_path / "plan", rule))
         started.append(launched)
         return launched
@@ -127,13 +128,25 @@ def test_an_outage_longer_than_the_group_timeout_needs_no_restart(
 
 
 @pytest.mark.parametrize("who", ["the launcher", "a rank"])
+@pytest.mark.parametrize(
+    ("options", "waits", "peer_waits"),
+    [
+        pytest.param(WAIT, "save waits for", r"save \d+: waiting since", id="in a save"),
+        # By default no save waits for storage, but the end of training does.
+        pytest.param({}, "`Trainer.fit` stopped", "", id="at the end"),
+    ],
+)
 def test_nobody_is_left_waiting_when_a_part_of_the_job_is_ended(
-    who: str, launch: Callable[..., Launched]
+    who: str,
+    options: dict[str, Any],
+    waits: str,
+    peer_waits: str,
+    launch: Callable[..., Launched],
 ) -> None:
     """SIGTERM to torchrun, or the end of one rank, ends the rank that waits for storage."""
-    launched = launch(Rule(operations=("put_file",), error="reset"))
-    launched.until(lambda: "save waits for" in launched.text(0))
-    launched.until(lambda: "save 4: waiting since" in launched.text(1))
+    launched = launch(Rule(operations=("put_file",), error="reset"), options=options)
+    launched.until(lambda: waits in launched.text(0))
+    launched.until(lambda: re.search(peer_waits, launched.text(1)) is not None)
 
     began_s = time.monotonic()
     if who == "the launcher":

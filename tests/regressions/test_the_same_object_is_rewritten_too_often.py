@@ -9,6 +9,7 @@ no reason to end a training.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,15 +64,41 @@ def test_s3_says_throttle(code: str) -> None:
 
 
 @pytest.mark.integration
+def test_by_default_the_object_is_not_rewritten_so_often(faulty: Callable[..., Job]) -> None:
+    """No write comes too soon, and the newest is there in the end."""
+    limited = Rule(operations=("put_file",), name="/last.ckpt", error="throttled", apart_s=0.5)
+    job = faulty(
+        limited,
+        steps=5,
+        every=1,
+        checkpoint={"save_last": True, "save_top_k": 0},
+        options={"spool": {"same_path_interval_s": 0.6}},
+    )
+
+    fit(job)
+
+    writes = plan_in_use().calls("put_file", name="/last.ckpt")
+    assert not any(call["struck"] for call in writes)
+    manifest = Path(job.folder.removeprefix("faulty://"), ".resilience", "last.ckpt.json")
+    assert json.loads(manifest.read_text())["step"] == job.steps
+
+
+@pytest.mark.integration
 def test_a_last_checkpoint_at_every_step_fails_no_training(faulty: Callable[..., Job]) -> None:
-    """Each refused write of ``last.ckpt`` is repeated later, and all steps are trained."""
+    """Each refused write of ``last.ckpt`` is repeated later, and all steps are trained.
+
+    The saves wait: those that are spooled leave the name alone, so that no write is refused.
+    """
     limited = Rule(operations=("put_file",), name="/last.ckpt", error="throttled", apart_s=0.1)
     job = faulty(
         limited,
         steps=5,
         every=1,
         checkpoint={"save_last": True},
-        options={"retry": {"throttle_base_delay_s": 0.15, "max_delay_s": 0.3}},
+        options={
+            "on_outage": "wait",
+            "retry": {"throttle_base_delay_s": 0.15, "max_delay_s": 0.3},
+        },
     )
 
     trainer = fit(job)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.lightning.breakers import BreakerReport, Policy
+    from lightning_resilience.adapters.lightning.removals import Removals
     from lightning_resilience.adapters.lightning.spooling import Spooling
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.storage import Storage
@@ -71,6 +72,7 @@ class Alone:
 
     Attributes:
         retaining: What this rank knows of its checkpoints, for removals.
+        removals: What is still to be removed.
         spooling: What waits on this node until storage is well; None where nothing does.
     """
 
@@ -81,6 +83,7 @@ class Alone:
         self.storage = storage
         self._policy = policy
         self.retaining = Retaining()
+        self.removals: Removals
         self.spooling: Spooling | None = None
         self.breakers = Breakers(member, policy=policy, driver=driver, link=Link(), hosts=hosts)
 

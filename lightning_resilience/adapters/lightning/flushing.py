@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from functools import partial
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from lightning_resilience.adapters.lightning.namespaces import checkpoint_directories
+from lightning_resilience.adapters.lightning.removals import carry_out_the_rest
 from lightning_resilience.adapters.lightning.spooling import Spooling
 from lightning_resilience.adapters.lightning.unspooling import Publishing
 from lightning_resilience.adapters.lightning.work import Asked
@@ -63,34 +65,41 @@ class Flushing:
         self._session = session
         self._root = os.fspath(trainer.default_root_dir)
         self.is_due = False
-        """Whether a save has been spooled, the same on every rank."""
+        """Whether a save was spooled or a removal put off, the same on every rank."""
+        self.left_s: Callable[[], float | None] = lambda: None
+        """Tells how long this process may still run, in seconds; None where nobody says so."""
         self._is_failing = False
+        self._has_waited = False
         if session.member.rank == 0:
             session.alone.spooling = Spooling(session.alone, config=session.spool)
         strategy = trainer.strategy
         for name, hook in (("on_exception", self._take_note), ("teardown", self._tear_down)):
             patches.replace(strategy, name, partial(hook, getattr(strategy, name)))
 
-    def flush(self, left_s: float | None) -> None:
-        """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
+    def flush(self) -> None:
+        """Have all ranks wait until nothing waits on rank 0's node, and nothing is to be removed.
 
-        Args:
-            left_s: How long this process may still run, in seconds; None where nobody says so.
+        For a bounded time.
 
         Raises:
-            JointError: The same on every rank.
+            JointError: The same on every rank; also where storage has refused what had waited.
         """
         session = self._session
         if not self.is_due:
             return
         spooling = session.alone.spooling
-        timeout_s = flush_s(session.spool, left_s=left_s)
+        timeout_s = flush_s(session.spool, left_s=self.left_s())
+        self._has_waited = True
 
-        def wait(token: CancelToken) -> None:
-            if spooling is not None:
-                spooling.flush(timeout_s, token)
+        def wait(token: CancelToken) -> str:
+            if spooling is None:
+                return ""
+            ends_at_s = session.driver.clock.now_s() + timeout_s
+            spooling.flush(timeout_s, token)
+            return session.alone.removals.rest(ends_at_s)
 
-        session.on_rank_zero("flush", self._root, wait, is_guarded=False)
+        told = session.on_rank_zero("flush", self._root, wait, is_guarded=False)
+        carry_out_the_rest(session, told.detail)
 
     def _take_note(self, inner: Callable[..., Any], exception: BaseException) -> None:
         self._is_failing = True
@@ -100,13 +109,19 @@ class Flushing:
         spooling = self._session.alone.spooling
         try:
             if not self._is_failing:
-                self.flush(None)
-            elif spooling is not None:
-                spooling.flush(flush_s(self._session.spool, left_s=_GRACE_S))
+                self.flush()
+            elif spooling is not None and not self._has_waited:
+                # What storage has refused is named when the spool is closed; the exception stays.
+                with contextlib.suppress(Exception):
+                    spooling.flush(flush_s(self._session.spool, left_s=self._grace_s()))
         finally:
             if spooling is not None:
                 spooling.close()
             inner()
+
+    def _grace_s(self) -> float:
+        left_s = self.left_s()
+        return _GRACE_S if left_s is None else min(_GRACE_S, left_s)
 
 
 # The next start ----------------------------------------------------------------------------------

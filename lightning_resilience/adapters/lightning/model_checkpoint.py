@@ -267,7 +267,9 @@ def _keep_books(
         session.is_saving = False
     # Both conditions are the same on every rank, other than whether there is something to remove.
     if session.operations > operations and (callback.save_top_k > 0 or callback.save_last):
-        session.clear_up(f"{os.fspath(callback.dirpath).rstrip('/')}/")
+        is_put_off = session.clear_up(f"{os.fspath(callback.dirpath).rstrip('/')}/")
+        if is_put_off and session.flushing is not None:
+            session.flushing.is_due = True
 
 
 def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments

@@ -7,7 +7,8 @@ under the same guard as a save: behind the breaker, where it waits and probes, a
 is no rank's work in a joint operation, so nobody waits for it, but at the end.
 
 A publication that repeating would not help is not tried again in this run. Its file stays, the end
-of the run names it, and the next start tries again.
+of the run names it and fails for it, and the next start tries again. A later save of the same path
+goes to storage itself, and so meets what the publication has met.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Publisher:
     def __init__(self, alone: Alone, shelf: Shelf) -> None:
         self._alone = alone
         self._shelf = shelf
-        self._left: list[Kept] = []
+        self._refused: list[tuple[Kept, Exception]] = []
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
@@ -142,7 +143,8 @@ class Publisher:
             "%s is not published, and lies at %s: %s",
             *(redacted(kept.entry.path), kept.file, redacted(str(error))),
         )
-        self._left.append(kept)
+        self._refused.append((kept, error))
+        self._shelf.forget(item.path)
         self._shelf.take_off(item, is_dropped=False)
 
     def _make_link(self, item: Item) -> None:
@@ -172,7 +174,16 @@ class Publisher:
     # The end --------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float, token: CancelToken) -> None:
-        """Wait until nothing waits, at most for a while, in seconds."""
+        """Wait until nothing waits, at most for a while.
+
+        Args:
+            timeout_s: How long, in seconds.
+            token: Of the call.
+
+        Raises:
+            Exception: What the publication of a checkpoint has failed with that is in storage under
+                no later save, and that repeating would not help.
+        """
         clock, shelf = self._alone.driver.clock, self._shelf
         ends_at_s = clock.now_s() + timeout_s
         with shelf.changed:
@@ -180,9 +191,12 @@ class Publisher:
                 remaining_s = ends_at_s - clock.now_s()
                 if remaining_s <= 0:
                     break
+                # No mark of progress: whoever makes progress is not interrupted.
                 shelf.changed.wait(min(remaining_s, PIECE_S))
-                token.progress()
                 token.raise_if_cancelled()
+        for kept, error in self._refused:
+            if self._alone.retaining.number_of(kept.entry.path) == kept.entry.number:
+                raise error
 
     def close(self) -> list[Kept]:
         """End the thread; return what is left on this node. Idempotent."""
@@ -192,5 +206,5 @@ class Publisher:
             self._shelf.changed.notify_all()
         if thread is not None:
             thread.join(_END_S)
-        left, self._left = self._left, []
-        return [*left, *self._shelf.clear()]
+        refused, self._refused = self._refused, []
+        return [*(kept for kept, _ in refused), *self._shelf.clear()]

@@ -6,6 +6,9 @@ With several ranks a removal is not carried out where it is asked for, because t
 collective meanwhile. It waits here for a joint operation: one of its own at the end of a save
 point, else whichever comes next, or the end of the run. One that would take the last good
 checkpoint stays here meanwhile, until ``core.retention`` lets it go.
+
+Where saves are spooled, a removal that storage is too ill for is put off, and training goes on. The
+end of the run waits for what was put off, on all ranks, as it does for the spool.
 """
 
 from __future__ import annotations
@@ -14,17 +17,22 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from lightning_resilience.adapters.lightning.work import Asked, Passage
 from lightning_resilience.core.events import CheckpointRemoved, CheckpointRetained
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.retention import Decision
-from lightning_resilience.errors import ResilienceError
+from lightning_resilience.core.save_failures import is_outage
+from lightning_resilience.errors import JointError, ResilienceError
 from lightning_resilience.protocols.effects import Call
 from lightning_resilience.protocols.guard import Guarded, guard
 
 
 if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.alone import Alone
+    from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.core.events import Event
     from lightning_resilience.core.retention import Removal
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["Removals"]
+__all__ = ["Removals", "carry_out_the_rest"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +59,18 @@ class _Asked:
     removal: Removal | None
 
 
-def _later(why: str, token: CancelToken) -> None:
-    """Leave them on the list: the next operation begins with them."""
+class _Rest(msgspec.Struct, frozen=True, kw_only=True):
+    """What rank 0 tells all of the removals that are left."""
+
+    v: int = 1
+    url: str
+    left_s: float
+
+
+def _later(why: str, token: CancelToken) -> str:
+    """Leave them on the list: the next operation begins with them, and so does the end."""
     del why, token
+    return "put off"
 
 
 class Removals:
@@ -94,7 +111,19 @@ class Removals:
         if not self._due():
             # Storage is asked nothing, so its breaker must not be told that it has answered.
             return Passage(self._alone.storage, url)
-        return Asked(self._alone.storage, url, self._remove_all, instead=_later)
+        return Asked(self._alone.storage, url, self.carry_out, instead=_later)
+
+    def rest(self, ends_at_s: float) -> str:
+        """Return what all ranks are told of what is left; empty where nothing is.
+
+        Args:
+            ends_at_s: When there is no more time for it, on this process's clock.
+        """
+        left_s = ends_at_s - self._alone.driver.clock.now_s()
+        due = self._due()
+        if not due or left_s <= 0:
+            return ""
+        return encode(_Rest(url=due[0].work.url, left_s=left_s)).decode()
 
     def first(self) -> Protocol[Guarded | None] | None:
         """Return what is to be done before other work, or None where there is nothing.
@@ -148,7 +177,8 @@ class Removals:
     def _tell(self, event: Event) -> None:
         self._alone.driver.sink.emit(event)
 
-    def _remove_all(self, token: CancelToken) -> None:
+    def carry_out(self, token: CancelToken) -> None:
+        """Carry out all that may be, in one attempt of several."""
         # What is removed is taken off the list, so that an attempt goes on where the last ended.
         self._failed = True
         self._alone.retaining.look(token, [asked.work.url for asked in self._asked])
@@ -201,3 +231,26 @@ class Removals:
             if self._decide(asked) is Decision.WAIT:
                 why = "the run has ended before a newer checkpoint was verified"
                 self._tell(CheckpointRetained(path=redacted(asked.work.url), reason=why))
+
+
+def carry_out_the_rest(session: Session, told: str) -> None:
+    """Carry out on rank 0 what was put off, while the others wait; for a bounded time.
+
+    Args:
+        session: This rank's session.
+        told: What rank 0 has told of it.
+
+    Raises:
+        JointError: The same on every rank; not where storage is as ill as it was.
+    """
+    if not told:
+        return
+    alone = session.alone
+    rest = decode(_Rest, told.encode(), key="what is left to remove")
+    retry = replace(alone.breakers.policy.retry, deadline_s=rest.left_s)
+    try:
+        session.on_rank_zero("clear up", rest.url, alone.removals.carry_out, retry=retry)
+    except JointError as error:
+        # Then it is named, with all that is left.
+        if not is_outage(error):
+            raise

@@ -114,7 +114,7 @@ class Session:
         self.asked = asked
         self.chosen: Inspection | None = None
         """What rank 0 has seen of the checkpoint that is being loaded, while it is."""
-        self._removals = Removals(self.alone)
+        self._removals = self.alone.removals = Removals(self.alone)
 
     # Joint operations: all ranks, in the same order -----------------------------------------------
 
@@ -211,27 +211,27 @@ class Session:
     def remove(self, work: Work) -> None:
         """Remove a checkpoint: at once where there is one rank, else with the next joint operation.
 
-        What a save point removes is cleared up at its end, with one rank as well: a removal that
-        fails must not look like a failure of the save before it.
-
-        Not joint: each rank decides for itself, from metrics that may differ, whether there is
-        something to remove, and only rank 0's decision counts.
+        Not joint: each rank decides for itself, from metrics that may differ; rank 0's counts. What
+        a save point removes is cleared up at its end, so as not to look like a failure of the save.
         """
         if self.member.rank == 0:
             self._removals.ask(work)
         if self.member.world_size == 1 and not self.is_saving:
             self.clear_up(work.url)
 
-    def clear_up(self, url: str) -> None:
+    def clear_up(self, url: str) -> bool:
         """Carry out the removals that rank 0 has been asked for and that may be; absent is success.
 
         Args:
             url: The directory, or something in it: the same storage on every rank.
 
+        Returns:
+            Whether some were put off, because storage is ill.
+
         Raises:
             JointError: The same on every rank.
         """
-        self._joint("remove", url, self._removals.work(url))
+        return bool(self._joint("remove", url, self._removals.work(url)).final.detail)
 
     @property
     def operations(self) -> int:

@@ -174,6 +174,10 @@ class Shelf:
         """Note that a path has just been written."""
         self._written_at_s[path] = now_s
 
+    def forget(self, path: str) -> None:
+        """Let a path be written again at once."""
+        self._written_at_s.pop(path, None)
+
     @contextlib.contextmanager
     def sending(self, item: Item) -> Iterator[bool]:
         """Hold an item while it is sent; whether it may be."""

@@ -17,6 +17,7 @@ from lightning_resilience.core.save_failures import (
     error_at_limit,
     event_of,
     failure_of,
+    is_outage,
 )
 from lightning_resilience.errors import JointError, JointUnavailableError
 
@@ -55,6 +56,15 @@ def test_a_failure_counts_unless_a_rank_is_lost_or_interrupted(outcome: FailureC
 
     assert rows(2).counts(error) == (outcome not in FATAL)
     assert not rows(1).counts(error)
+
+
+@pytest.mark.parametrize("outcome", FailureClass)
+def test_an_outage_is_what_passes_and_what_all_ranks_go_on_from(outcome: FailureClass) -> None:
+    """A denial is none, and where a rank is out of step nobody goes on."""
+    error, alone = verdict(outcome.value), JointError("no", outcome=outcome.value)
+
+    assert is_outage(error) == (outcome in {FailureClass.TRANSIENT, FailureClass.THROTTLE})
+    assert not is_outage(alone)
 
 
 def test_ranks_that_are_out_of_step_do_not_go_on() -> None:

@@ -199,7 +199,7 @@ def test_an_abandoned_removal_takes_nothing_off_its_successors_list(
     )
 
     with pytest.raises(CallTimeoutError):
-        session._removals._remove_all(abandoned)
+        session._removals.carry_out(abandoned)
 
     assert "b.ckpt" not in removed
     session.clear_up(f"{tmp_path}/")

@@ -230,6 +230,21 @@ def test_a_wait_of_a_stopping_process_ends_with_its_time(make: Callable[..., Ter
         termination.check()
 
 
+@pytest.mark.parametrize(
+    ("granted_s", "left_s"), [(None, None), (0.0, 0.0), (-1.0, 0.0)], ids=["any", "none", "over"]
+)
+def test_a_stopping_process_knows_how_long_it_may_run(
+    granted_s: float | None, left_s: float | None, make: Callable[..., Termination]
+) -> None:
+    """Also one that had no signal itself; until it stops, nobody has said anything."""
+    termination = make()
+    before_s = termination.ends_in_s
+
+    termination.stop(granted_s)
+
+    assert (before_s, termination.ends_in_s) == (None, left_s)
+
+
 def test_a_background_thread_waits_no_longer_once_training_ends(
     make: Callable[..., Termination],
 ) -> None:
