@@ -4,7 +4,8 @@
 
 ``s3_server`` and ``bucket`` are fixtures of ``conftest.py``: one server for the whole session, one
 bucket per test. ``failing_server`` is a context manager for a single test, and so is
-``denying_server``, which stands before the working one and denies some requests.
+``denying_server``, which stands before the working one, and denies some requests
+or forgets them.
 """
 
 from __future__ import annotations
@@ -160,13 +161,41 @@ def failing_server(mode: str) -> Iterator[FailingServer]:
         thread.join()
 
 
+def _never(method: str, path: str) -> bool:
+    del method, path
+    return False
+
+
+def _own_answer(
+    method: str,
+    path: str,
+    *,
+    denies: Callable[[str, str], bool],
+    forgets: Callable[[str, str], bool],
+) -> tuple[int, dict[str, str], bytes] | None:
+    """Return status, headers and body, None where the working server is to answer."""
+    if denies(method, path):
+        return 403, {}, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    if not forgets(method, path):
+        return None
+    result = "CompleteMultipartUploadResult"
+    body = f"<{result}><ETag>&quot;new-2&quot;</ETag></{result}>" if method == "POST" else ""
+    return 200, {"ETag": '"new"'}, body.encode()
+
+
 @contextlib.contextmanager
-def denying_server(server: S3Server, denies: Callable[[str, str], bool]) -> Iterator[FailingServer]:
-    """Run a server that passes requests on to ``server``, and answers some with AccessDenied.
+def denying_server(
+    server: S3Server,
+    denies: Callable[[str, str], bool] = _never,
+    *,
+    forgets: Callable[[str, str], bool] = _never,
+) -> Iterator[FailingServer]:
+    """Run a server that passes requests on to ``server``, and answers some by itself.
 
     Args:
         server: The server that works.
         denies: Tells by method, and path with its query, whether a request is denied.
+        forgets: Tells whether a write is answered as if it had been carried out.
     """
     upstream = server.url.removeprefix("http://")
 
@@ -177,9 +206,9 @@ def denying_server(server: S3Server, denies: Callable[[str, str], bool]) -> Iter
             denying.requests.append(f"{self.command} {self.path}")
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.close_connection = True
-            if denies(self.command, self.path):
-                denied = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
-                self.answer(403, {}, denied)
+            own = _own_answer(self.command, self.path, denies=denies, forgets=forgets)
+            if own is not None:
+                self.answer(*own)
                 return
             connection = http.client.HTTPConnection(upstream, timeout=30)
             try:

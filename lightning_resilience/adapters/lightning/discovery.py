@@ -116,13 +116,17 @@ def _marked(storage: Storage, token: CancelToken, candidate: Candidate) -> Candi
     return replace(candidate, is_marked=True, step=manifest.step, training=manifest.training)
 
 
-def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
+def inspect(
+    storage: Storage, token: CancelToken, *, url: str, also_state: bool = False
+) -> Inspection:
     """Look at one checkpoint, in our formats: whether it is there, and was written to its end.
 
     Args:
         storage: Clients of storage.
         token: Of the call.
         url: Where it is.
+        also_state: Whether to see as well if it holds more than weights; for one file, the record
+            that says so is read through.
 
     Returns:
         What was seen; its size and digest, or why it cannot be loaded.
@@ -149,7 +153,7 @@ def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
         try:
             buffered = io.BufferedReader(marked)
             digest = contents_digest(buffered)
-            is_resumable = bool(digest) and holds_training_state(buffered)
+            is_resumable = also_state and bool(digest) and holds_training_state(buffered)
         except DAMAGED as error:
             # A read that failed has shown nothing of the file.
             if marked.error is not None:
@@ -185,7 +189,9 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
     place = storage.place(url)
     hands: dict[Step, Callable[[None], object]] = {
         Step.INSPECT: lambda _: (
-            inspect(storage, token, url=url) if is_ours else _inspect_foreign(place, url)
+            inspect(storage, token, url=url, also_state=True)
+            if is_ours
+            else _inspect_foreign(place, url)
         ),
         Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours),
         Step.IDENTIFY: lambda _: identify(storage, url, token),
