@@ -36,7 +36,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.adapters.google_storage import compare_crc32c, raise_if_no_bucket
+from lightning_resilience.adapters.google_storage import (
+    compare_crc32c,
+    put_file,
+    raise_if_no_bucket,
+)
 from lightning_resilience.adapters.landings import Progress, landing, removing
 from lightning_resilience.adapters.local_files import fsync_directory, remove, seen, seen_in
 from lightning_resilience.adapters.receipts import acknowledge, compare, forget
@@ -243,9 +247,11 @@ class FsspecObjectStore:
         if not _SENDING_AT_ONCE.isdisjoint(self._protocols):
             landing.send()
         progress = Progress(landing, size_bytes=_size(staged_path))
-        self._fs.put_file(staged_path, path, callback=progress)
-        if not _GOOGLE.isdisjoint(self._protocols):
-            compare_crc32c(find_info(self._fs, path), staged_path, landing.token)
+        if _GOOGLE.isdisjoint(self._protocols):
+            self._fs.put_file(staged_path, path, callback=progress)
+            return
+        put_file(self._fs, staged_path, path, progress=progress)
+        compare_crc32c(find_info(self._fs, path), staged_path, landing.token)
 
     def upload(
         self, staged_path: str, path: str, token: CancelToken, *, expected_bytes: int
