@@ -445,8 +445,6 @@ class _Cells:
             "after": _steps(self._content.files()),
             "left_after": [*_staged(self._bench), *self._content.unfinished()],
             "log": log.read_text(encoding="utf-8") if code else "",
-            "is_refused": bool(code)
-            and "Starting from the beginning would hide" in log.read_text(),
         }
 
 

@@ -4,7 +4,8 @@
 
 ``s3_server`` and ``bucket`` are fixtures of ``conftest.py``: one server for the whole session, one
 bucket per test. ``failing_server`` is a context manager for a single test, and so is
-``denying_server``, which stands before the working one and denies some requests.
+``denying_server``, which stands before the working one, and denies some requests
+or forgets them.
 """
 
 from __future__ import annotations
@@ -133,17 +134,46 @@ def failing_server(mode: str) -> Iterator[FailingServer]:
         yield FailingServer(refusing)
 
 
+def _never(method: str, path: str) -> bool:
+    del method, path
+    return False
+
+
+def _own_answer(
+    method: str,
+    path: str,
+    *,
+    denies: Callable[[str, str], bool],
+    forgets: Callable[[str, str], bool],
+) -> Answer | None:
+    """Return what is answered, None where the working server is to answer."""
+    if denies(method, path):
+        return ERRORS["403"]
+    if not forgets(method, path):
+        return None
+    result = "CompleteMultipartUploadResult"
+    body = f"<{result}><ETag>&quot;new-2&quot;</ETag></{result}>" if method == "POST" else ""
+    return Answer(body=body.encode(), headers={"ETag": '"new"'})
+
+
 @contextlib.contextmanager
-def denying_server(server: S3Server, denies: Callable[[str, str], bool]) -> Iterator[FailingServer]:
-    """Run a server that passes requests on to ``server``, and answers some with AccessDenied.
+def denying_server(
+    server: S3Server,
+    denies: Callable[[str, str], bool] = _never,
+    *,
+    forgets: Callable[[str, str], bool] = _never,
+) -> Iterator[FailingServer]:
+    """Run a server that passes requests on to ``server``, and answers some by itself.
 
     Args:
         server: The server that works.
         denies: Tells by method, and path with its query, whether a request is denied.
+        forgets: Tells whether a write is answered as if it had been carried out.
     """
 
     def answer(request: Request) -> Answer | None:
-        return ERRORS["403"] if denies(request.method, request.path) else pass_on(request, server)
+        own = _own_answer(request.method, request.path, denies=denies, forgets=forgets)
+        return pass_on(request, server) if own is None else own
 
     with serving(answer) as denying:
         yield FailingServer(denying)

@@ -17,7 +17,10 @@ from typing import Any, Final
 import xxhash
 
 
-__all__ = ["DAMAGED", "contents_digest"]
+__all__ = ["DAMAGED", "TRAINING_STATE", "contents_digest", "holds_training_state"]
+
+TRAINING_STATE: Final = "optimizer_states"
+"""The key under which Lightning saves what it cannot go on without; not with weights only."""
 
 DAMAGED: Final = (zipfile.BadZipFile, struct.error, NotImplementedError, ValueError)
 """What reading the table raises where it is damaged, unless a read has failed."""
@@ -26,6 +29,9 @@ _BEGINS: Final = b"PK\x03\x04"
 _HEAD_BYTES: Final = 64
 _SMALLEST_BYTES: Final = 64
 """An archive with one part is larger. Below, ``zipfile`` seeks to before the beginning."""
+_PICKLE: Final = "/data.pkl"
+_PICKLE_BYTES_MAX: Final = 2**26
+"""Tensors are not in it, so few are larger."""
 
 
 def contents_digest(file: Any) -> str:
@@ -64,3 +70,24 @@ def contents_digest(file: Any) -> str:
             raise zipfile.BadZipFile(message) from error
         return ""
     return digest.hexdigest()
+
+
+def holds_training_state(file: Any) -> bool:
+    """Tell whether a checkpoint says that it holds more than weights; nothing is made of it.
+
+    Args:
+        file: As for ``contents_digest``, which has found nothing wrong with it.
+
+    Raises:
+        zipfile.BadZipFile: What says so is damaged.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            pickles = [part for part in archive.infolist() if part.filename.endswith(_PICKLE)]
+            return any(
+                part.file_size <= _PICKLE_BYTES_MAX
+                and TRAINING_STATE.encode() in archive.read(part)
+                for part in pickles
+            )
+    except DAMAGED as error:
+        raise zipfile.BadZipFile(str(error)) from error

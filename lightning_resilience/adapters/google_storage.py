@@ -7,7 +7,9 @@ s3fs, but not gcsfs, sends one along with each request. The package that makes t
 gcsfs; without it nothing is compared here, and a damaged object is found by the digest in its
 manifest when it is loaded.
 
-Of a missing object and of a missing bucket gcsfs makes the same error.
+Of a missing object and of a missing bucket gcsfs makes the same error, and throws away what the
+storage has said. So the bucket is asked for by itself, and its absence has the code that S3 has for
+it.
 """
 
 from __future__ import annotations
@@ -24,13 +26,40 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fsspec import AbstractFileSystem
+    from fsspec.callbacks import Callback
 
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["compare_crc32c", "raise_if_no_bucket"]
+__all__ = ["NoSuchBucketError", "compare_crc32c", "put_file", "raise_if_no_bucket"]
 
 _PIECE_BYTES: Final = 2**20
+
+
+class NoSuchBucketError(FileNotFoundError):
+    """There is no such bucket: a mistake, and nothing that passes."""
+
+    error_code = "NoSuchBucket"
+
+
+def put_file(fs: AbstractFileSystem, staged_path: str, path: str, *, progress: Callback) -> None:
+    """Send a file.
+
+    Args:
+        fs: The client, a ``gcsfs.GCSFileSystem``.
+        staged_path: The file.
+        path: Bucket and key.
+        progress: Told of what is sent.
+
+    Raises:
+        NoSuchBucketError: There is no such bucket.
+        OSError: What the storage raised.
+    """
+    try:
+        fs.put_file(staged_path, path, callback=progress)
+    except FileNotFoundError:
+        raise_if_no_bucket(fs, path)
+        raise
 
 
 def compare_crc32c(found: Mapping[str, Any] | None, staged_path: str, token: CancelToken) -> None:
@@ -77,7 +106,7 @@ def raise_if_no_bucket(fs: AbstractFileSystem, path: str) -> None:
         path: Bucket and key.
 
     Raises:
-        FileNotFoundError: There is no such bucket.
+        NoSuchBucketError: There is none.
         OSError: It cannot be told.
     """
     bucket = fs.split_path(path)[0]
@@ -86,4 +115,4 @@ def raise_if_no_bucket(fs: AbstractFileSystem, path: str) -> None:
         # for; and no more than one name of what may be many.
         fs.call("GET", "b/{}/o", bucket, maxResults=1, json_out=True)
     except FileNotFoundError as error:
-        raise FileNotFoundError(errno.ENOENT, f"there is no bucket {bucket}", path) from error
+        raise NoSuchBucketError(errno.ENOENT, f"there is no bucket {bucket}", path) from error

@@ -20,10 +20,12 @@ import functools
 import os
 import threading
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.guarded_call import call_guarded, shown, token_inside
+from lightning_resilience.adapters.living import held
 from lightning_resilience.adapters.object_store import FsspecObjectStore, protocols
 from lightning_resilience.adapters.staged_file import StagedFile, StagedText
 from lightning_resilience.adapters.staging import Staged, spool_directory
@@ -102,7 +104,8 @@ def object_store(fs: AbstractFileSystem) -> FsspecObjectStore:
     """Return the store of whole files on ``fs``, staged where its user wants it."""
     spool = ""
     if "file" not in protocols(fs):
-        spool = fs.guard_spool or spool_directory(None, environ=os.environ, run_id="files")
+        make = partial(spool_directory, None, environ=os.environ, run_id="files")
+        spool = fs.guard_spool or held(make)
     return FsspecObjectStore(fs, spool_directory=spool)
 
 

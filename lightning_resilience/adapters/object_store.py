@@ -20,6 +20,10 @@ rest of the file is still being staged. An upload in parts that is gone when it 
 completed may be gone *because* it was completed, by a request whose answer was lost; so the object
 is looked for before the upload counts as failed.
 
+What S3 or a filesystem has called the file when it took it is compared with what is there when its
+size is asked for next, so that a write is noticed that was dropped over an older one of the same
+length (``receipts``).
+
 A name is not used again before what was sent about it has ended (``landings``).
 
 Nothing here makes a bucket, and nothing here repeats anything: the caller's guard does.
@@ -28,21 +32,27 @@ Nothing here makes a bucket, and nothing here repeats anything: the caller's gua
 from __future__ import annotations
 
 import errno
-import os
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.adapters.google_storage import compare_crc32c, raise_if_no_bucket
+from lightning_resilience.adapters.google_storage import (
+    compare_crc32c,
+    put_file,
+    raise_if_no_bucket,
+)
 from lightning_resilience.adapters.landings import Progress, landing, removing
+from lightning_resilience.adapters.local_files import fsync_directory, remove, seen, seen_in
+from lightning_resilience.adapters.receipts import acknowledge, compare, forget
 from lightning_resilience.adapters.s3_upload import parted_upload, put_object
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.core.evidence import inner_codes
 from lightning_resilience.core.parts import Lengths, cut
+from lightning_resilience.core.receipts import Receipt, tag_of
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
 
     from fsspec import AbstractFileSystem
@@ -55,7 +65,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FsspecObjectStore",
     "find_info",
-    "fsync_directory",
     "list_files",
     "protocols",
     "strip_protocol",
@@ -71,8 +80,6 @@ _SENDING_AT_ONCE = frozenset({"gs", "gcs", "abfs", "abfss", "az", "adl"})
 _GOOGLE = frozenset({"gs", "gcs"})
 # Half of the default stall_timeout_s, for who has no policy.
 _PATIENCE_S = 30.0
-# Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
-_NO_DIRECTORY_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
 
 
 class FsspecObjectStore:
@@ -129,14 +136,16 @@ class FsspecObjectStore:
             CallTimeoutError: The caller has given up; nothing appears.
             OSError: What the filesystem or the storage raised.
         """
+        forget(self._key(path))
         if self.is_local:
             self._publish_by_rename(staged_path, path, token)
             return
         with self.landing(path, token) as landing:
             if upload is not None and upload.is_begun and upload.plan.holds(_size(staged_path)):
-                self._complete(upload, staged_path, path, landing=landing)
+                tag = self._complete(upload, staged_path, path, landing=landing)
             else:
-                self._send(staged_path, path, landing)
+                tag = self._send(staged_path, path, landing)
+        acknowledge(self._key(path), Receipt(tag=tag))
         token.progress()
         self._fs.invalidate_cache(path)
 
@@ -147,30 +156,37 @@ class FsspecObjectStore:
     def _key(self, path: str) -> str:
         return f"{self._protocols[0]}://{strip_protocol(self._fs, path).rstrip('/')}"
 
-    def _send(self, staged_path: str, path: str, landing: Landing) -> None:
+    def _send(self, staged_path: str, path: str, landing: Landing) -> str:
+        """Send a file; return the tag that the storage has given it, empty where it gives none."""
+        if "s3" in self._protocols and _size(staged_path) <= _S3_LENGTHS.single_bytes:
+            return put_object(self._fs, staged_path, path, landing=landing)
+        if "s3" in self._protocols:
+            return self._put_parts(staged_path, path, landing)
         if "memory" in self._protocols:
             data = Path(staged_path).read_bytes()
             landing.send()
             self._fs.pipe_file(path, data)
-        elif "s3" in self._protocols and _size(staged_path) <= _S3_LENGTHS.single_bytes:
-            put_object(self._fs, staged_path, path, landing=landing)
-        elif "s3" in self._protocols:
-            self._put_parts(staged_path, path, landing)
         else:
             self._put_file(staged_path, path, landing)
+        return ""
 
     def size(self, path: str) -> int | None:
         """Return the size that the storage itself reports now; None only if there is no object.
 
         Raises:
+            CheckpointError: It is something else than this process has last published there.
             IsADirectoryError: A local directory has that name.
             OSError: It cannot be told, for example because the bucket does not exist.
         """
         if self.is_local:
-            return self._local_size(strip_protocol(self._fs, path))
-        found = find_info(self._fs, path)
-        # A prefix of other objects' names is a directory to fsspec, and no object to the storage.
-        return None if found is None or found["type"] == "directory" else int(found["size"])
+            there = seen(strip_protocol(self._fs, path))
+        else:
+            found = find_info(self._fs, path)
+            # To the storage a prefix of other objects' names, to fsspec a directory, is no object.
+            is_absent = found is None or found["type"] == "directory"
+            there = None if found is None or is_absent else (int(found["size"]), _seen_in(found))
+        compare(self._key(path), Receipt() if there is None else there[1])
+        return None if there is None else there[0]
 
     def remove(self, path: str, token: CancelToken | None = None) -> None:
         """Remove the file, or the directory with all that is in it. Absent is success.
@@ -184,7 +200,7 @@ class FsspecObjectStore:
 
     def _remove(self, path: str) -> None:
         if self.is_local:
-            _remove_local(Path(strip_protocol(self._fs, path)))
+            remove(Path(strip_protocol(self._fs, path)))
             return
         found = find_info(self._fs, path)
         if found is None:
@@ -210,32 +226,19 @@ class FsspecObjectStore:
 
     def _unlink(self, path: str) -> None:
         if self.is_local:
-            _remove_local(Path(strip_protocol(self._fs, path)))
+            remove(Path(strip_protocol(self._fs, path)))
         else:
             self._fs.rm_file(path)
-
-    @staticmethod
-    def _local_size(path: str) -> int | None:
-        # Opening makes NFS ask its server; stat alone may be answered from the attribute cache.
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        try:
-            found = os.fstat(fd)
-        finally:
-            os.close(fd)
-        if Path(path).is_dir():
-            raise IsADirectoryError(errno.EISDIR, "a directory has the checkpoint's name", path)
-        return found.st_size
 
     def _publish_by_rename(self, staged_path: str, path: str, token: CancelToken) -> None:
         target = Path(strip_protocol(self._fs, path))
         target.parent.mkdir(parents=True, exist_ok=True)
         with self.landing(path, token) as landing:
             landing.send()
+            taken = seen_in(Path(staged_path).stat())
             # A link under the target's name is replaced itself, not the file that it points to.
             Path(staged_path).replace(target)
+        acknowledge(self._key(path), taken)
         fsync_directory(target.parent)
         token.progress()
 
@@ -244,9 +247,11 @@ class FsspecObjectStore:
         if not _SENDING_AT_ONCE.isdisjoint(self._protocols):
             landing.send()
         progress = Progress(landing, size_bytes=_size(staged_path))
-        self._fs.put_file(staged_path, path, callback=progress)
-        if not _GOOGLE.isdisjoint(self._protocols):
-            compare_crc32c(find_info(self._fs, path), staged_path, landing.token)
+        if _GOOGLE.isdisjoint(self._protocols):
+            self._fs.put_file(staged_path, path, callback=progress)
+            return
+        put_file(self._fs, staged_path, path, progress=progress)
+        compare_crc32c(find_info(self._fs, path), staged_path, landing.token)
 
     def upload(
         self, staged_path: str, path: str, token: CancelToken, *, expected_bytes: int
@@ -264,18 +269,18 @@ class FsspecObjectStore:
         plan = cut(expected_bytes, _S3_LENGTHS)
         return parted_upload(self._fs, staged_path, path, token=token, plan=plan)
 
-    def _put_parts(self, staged_path: str, path: str, landing: Landing) -> None:
+    def _put_parts(self, staged_path: str, path: str, landing: Landing) -> str:
         plan = cut(_size(staged_path), _S3_LENGTHS)
         with parted_upload(self._fs, staged_path, path, token=landing.token, plan=plan) as upload:
-            self._complete(upload, staged_path, path, landing=landing)
+            return self._complete(upload, staged_path, path, landing=landing)
 
     def _complete(
         self, upload: PartedUpload, staged_path: str, path: str, *, landing: Landing
-    ) -> None:
+    ) -> str:
         size_bytes = _size(staged_path)
         before = find_info(self._fs, path)
         try:
-            upload.complete(size_bytes, landing)
+            return upload.complete(size_bytes, landing)
         except FileNotFoundError as error:
             if _UPLOAD_IS_GONE not in _codes(error):
                 raise
@@ -283,6 +288,7 @@ class FsspecObjectStore:
             # One of the same size that has been there before is not the one that was sent.
             if after is None or after == before or int(after["size"]) != size_bytes:
                 raise
+            return ""
 
 
 def protocols(fs: AbstractFileSystem | type[AbstractFileSystem]) -> tuple[str, ...]:
@@ -369,31 +375,8 @@ def _is_bucket(fs: AbstractFileSystem, path: str) -> bool:
     return "s3" in protocols(fs) and "/" not in strip_protocol(fs, path)
 
 
-def _remove_local(path: Path) -> None:
-    try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    except (FileNotFoundError, NotADirectoryError):
-        return
-
-
-def fsync_directory(directory: Path) -> None:
-    """Make a rename in ``directory`` last, where the filesystem can."""
-    try:
-        fd = os.open(directory, os.O_RDONLY)
-    except OSError as error:
-        if error.errno not in _NO_DIRECTORY_FSYNC:
-            raise
-        return
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in _NO_DIRECTORY_FSYNC:
-            raise
-    finally:
-        os.close(fd)
+def _seen_in(found: Mapping[str, Any]) -> Receipt:
+    return Receipt(tag=tag_of(found.get("ETag")))
 
 
 def _size(path: str) -> int:

@@ -23,6 +23,7 @@ import os
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from lightning_resilience.core.receipts import tag_of
 from lightning_resilience.runtime.calls import PIECE_S
 
 
@@ -47,7 +48,7 @@ _PIECE_BYTES: Final = 2**20
 _log = logging.getLogger(__name__)
 
 
-def put_object(fs: AbstractFileSystem, staged_path: str, path: str, *, landing: Landing) -> None:
+def put_object(fs: AbstractFileSystem, staged_path: str, path: str, *, landing: Landing) -> str:
     """Send a file as one object; a connection that ends early leaves none.
 
     Args:
@@ -56,6 +57,9 @@ def put_object(fs: AbstractFileSystem, staged_path: str, path: str, *, landing: 
         path: Bucket and key.
         landing: Tells whether the caller has given up, and is told when all is sent.
 
+    Returns:
+        The ETag of the object; empty where the storage tells none.
+
     Raises:
         CallTimeoutError: The caller has given up.
         OSError: What the storage raised.
@@ -63,7 +67,8 @@ def put_object(fs: AbstractFileSystem, staged_path: str, path: str, *, landing: 
     bucket, key, _ = fs.split_path(path)
     with _Body(staged_path, landing) as body:
         landing.token.raise_if_cancelled()
-        _request(fs, "put_object", landing, Bucket=bucket, Key=key, Body=body)
+        answer = _request(fs, "put_object", landing, Bucket=bucket, Key=key, Body=body)
+    return tag_of(answer.get("ETag"))
 
 
 @contextlib.contextmanager
@@ -139,8 +144,11 @@ class PartedUpload:
             self._ready = ready
             self._tell(size_bytes, is_whole=False)
 
-    def complete(self, size_bytes: int, landing: Landing) -> None:
+    def complete(self, size_bytes: int, landing: Landing) -> str:
         """Send what is left of a file that is whole, and make the object of the parts.
+
+        Returns:
+            The ETag of the object; empty where the storage tells none.
 
         Raises:
             CallTimeoutError: The caller has given up.
@@ -150,12 +158,13 @@ class PartedUpload:
         parts = [{"PartNumber": number, "ETag": tag} for number, tag in sorted(self._tags.items())]
         landing.send()
         listed = {"Parts": parts}
-        _request(
+        answer = _request(
             *(self._fs, "complete_multipart_upload", landing),
             **self._upload,
             MultipartUpload=listed,
         )
         self._is_complete = True
+        return tag_of(answer.get("ETag"))
 
     def _tell(self, size_bytes: int, *, is_whole: bool) -> concurrent.futures.Future[None]:
         if self._sending is None:

@@ -20,8 +20,9 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.local_files import fsync_directory
 from lightning_resilience.adapters.manifests import raw_manifest, remove_manifest
-from lightning_resilience.adapters.object_store import find_info, fsync_directory, list_files
+from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.small_objects import check_size, put
 from lightning_resilience.adapters.trees import below, put_in_place
 from lightning_resilience.core.evidence import one_line, redacted

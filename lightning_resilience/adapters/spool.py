@@ -166,12 +166,16 @@ class SpoolDirectory:
                 found.append(Kept(name=name, file=self.file_of(name), entry=entry))
         return sorted(found, key=lambda one: one.entry.number)
 
+    def unfinished(self) -> list[Path]:
+        """Return files without a record; where there is an owner, it may be writing them."""
+        names = set(self._names())
+        files = sorted(self._path.glob(f"*{_FILE}"))
+        return [file for file in files if file.name.removesuffix(_FILE) not in names]
+
     def remove_unfinished(self) -> None:
         """Remove files without a record; the caller is the owner, so nobody writes them now."""
-        names = set(self._names())
-        for file in self._path.glob(f"*{_FILE}"):
-            if file.name.removesuffix(_FILE) not in names:
-                discard(str(file))
+        for file in self.unfinished():
+            discard(str(file))
 
     def _names(self) -> list[str]:
         return sorted(

@@ -131,6 +131,8 @@ class Storage:
         cache: Callable[[str], str] = _in_spool,
     ) -> None:
         self.run_id = run_id
+        self.training = ""
+        """What is trained, for manifests (``core.candidates``); empty where nobody says."""
         self.patience_s = patience_s(stall_timeout_s)
         self._stall_timeout_s = stall_timeout_s
         self._options = dict(options)

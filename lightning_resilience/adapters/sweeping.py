@@ -11,12 +11,16 @@ the same, on object storage     uploads that were neither completed    their key
                                 nor aborted, and are paid for          that directory
 the node's spool directory      staged files and directories of this   the name, and that they are
                                 run                                    in there
+those of this user's other      the same, spooled files that were not  that no living process holds
+runs on this node               written to their end, and what is      the directory (``living``)
+                                empty then
 ==============================  =====================================  =============================
 
 A staged *directory* beside its target stays: it may be the older checkpoint, moved aside by a
-process that was killed before the newer one was in its place. So do those of other runs on this
-node: a staged file is complete and untouched while its save waits for an ill storage, and how long
-another run waits is not known here.
+process that was killed before the newer one was in its place. So does all that a living process of
+another run may still need: a staged file is complete and untouched while its save waits for an ill
+storage, and how long that waits is not known here. A run without a name has a directory of its own
+for each start, so nobody else would ever clear up behind one that was killed.
 
 What is old enough is decided in ``core.sweeping``. Where nothing is found, one listing was all.
 """
@@ -24,18 +28,21 @@ What is old enough is decided in ``core.sweeping``. Where nothing is found, one 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_resilience.adapters.living import held, unless_held
 from lightning_resilience.adapters.object_store import find_info, protocols
 from lightning_resilience.adapters.small_objects import put
+from lightning_resilience.adapters.spool import SpoolDirectory
 from lightning_resilience.adapters.staging import discard, is_staging_name, staging_name
 from lightning_resilience.adapters.storage import probe_path
 from lightning_resilience.core.manifest import DIRECTORY
-from lightning_resilience.core.sweeping import Leftover, orphans
+from lightning_resilience.core.sweeping import Leftover, is_orphaned, orphans
 from lightning_resilience.runtime.calls import Token
 
 
@@ -46,7 +53,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["sweep_directory", "sweep_spool", "swept_spool"]
+__all__ = ["sweep_directory", "sweep_other_runs", "sweep_spool", "swept_spool"]
 
 _PAGES_MAX: Final = 10
 
@@ -98,8 +105,65 @@ def sweep_spool(directory: str, token: CancelToken, *, nonce: Callable[[], str])
     return _sweep_files(Path(directory), token, nonce=nonce, also_directories=True)
 
 
+def sweep_other_runs(directory: str, token: CancelToken, *, nonce: Callable[[], str]) -> list[str]:
+    """Remove what killed processes of other runs have left on this node.
+
+    Args:
+        directory: The spool directory of this run; those of others are beside it.
+        token: Of the call.
+        nonce: Makes names.
+
+    Returns:
+        What was removed.
+
+    Raises:
+        OSError: What the filesystem raised.
+    """
+    own, removed = Path(directory), []
+    for run in _listed(own.parent):
+        # What begins with a dot belongs to all runs, as the node's cache does.
+        if run == own or run.name.startswith(".") or not run.is_dir() or run.is_symlink():
+            continue
+        unfinished = SpoolDirectory(str(run)).unfinished()
+        if not any(is_staging_name(item.name) for item in _listed(run)) and not unfinished:
+            removed += _remove_if_empty(run, own, nonce=nonce)
+            continue
+        with unless_held(str(run)) as is_ours:
+            if is_ours:
+                removed += sweep_spool(str(run), token, nonce=nonce)
+                removed += _sweep_unfinished(run, nonce=nonce)
+    return removed
+
+
+def _sweep_unfinished(run: Path, *, nonce: Callable[[], str]) -> list[str]:
+    spool = SpoolDirectory(str(run))
+    found = [
+        Leftover(name=str(item), touched_s=touched_s)
+        for item in spool.unfinished()
+        if (touched_s := _touched_s(item)) is not None
+    ]
+    old = orphans(found, now_s=_time_of(run, nonce())) if found else []
+    if not old or not spool.claim():
+        return []
+    try:
+        return _remove(old, _remove_local, Token())
+    finally:
+        spool.release()
+
+
+def _remove_if_empty(run: Path, own: Path, *, nonce: Callable[[], str]) -> list[str]:
+    touched_s = _touched_s(run)
+    if touched_s is None or _listed(run) or not is_orphaned(_time_of(own, nonce()) - touched_s):
+        return []
+    with unless_held(str(run)) as is_ours, contextlib.suppress(OSError):
+        if is_ours:
+            run.rmdir()
+            return [str(run)]
+    return []
+
+
 def swept_spool(make: Callable[[], str], *, nonce: Callable[[], str]) -> str:
-    """Make the node's spool directory and sweep it; that this fails is nobody's problem.
+    """Make the node's spool directory, hold it, and sweep it; that this fails is nobody's problem.
 
     Args:
         make: Makes the spool directory of this run.
@@ -111,9 +175,12 @@ def swept_spool(make: Callable[[], str], *, nonce: Callable[[], str]) -> str:
     Raises:
         BaseException: What ``make`` raises.
     """
-    directory = make()
+    directory = held(make)
     try:
-        removed = sweep_spool(directory, Token(), nonce=nonce)
+        removed = [
+            *sweep_spool(directory, Token(), nonce=nonce),
+            *sweep_other_runs(directory, Token(), nonce=nonce),
+        ]
     except OSError as error:
         _log.warning("what killed processes have left on this node was not removed: %s", error)
     else:

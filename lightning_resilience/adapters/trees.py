@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import xxhash
 
-from lightning_resilience.adapters.object_store import find_info, fsync_directory, list_files
+from lightning_resilience.adapters.local_files import fsync_directory
+from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.staging import discard, stage
 from lightning_resilience.core.manifest import digest_of
 from lightning_resilience.core.pipeline import Sent, Step, carry_out, publication

@@ -12,6 +12,7 @@
         "step": 4,
         "epoch": 0,
         "run": "…",
+        "training": "…",
         "versions": {"torch": "…"},
     }
 
@@ -98,6 +99,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         step: Optimizer steps that it has been trained for, where it says so.
         epoch: Its epoch, where it says so.
         run: Name of the run that saved it.
+        training: The training that can go on from it (``core.candidates``); empty where none can,
+            because it holds weights only, or where it says no step.
         versions: Versions of what wrote it, by name.
     """
 
@@ -109,6 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     step: _Count | None = None
     epoch: _Count | None = None
     run: str = ""
+    training: str = ""
     versions: dict[str, str] = {}
 
     @property
@@ -127,12 +131,14 @@ class Origin:
         step: Optimizer steps that it has been trained for, None if unknown.
         epoch: Its epoch, None if unknown.
         run: Name of the run.
+        training: The training that can go on from it; empty for none.
         versions: Versions of what writes it, by name.
     """
 
     step: int | None = None
     epoch: int | None = None
     run: str = ""
+    training: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -167,6 +173,7 @@ def manifest_of(path: str, contents: Contents, origin: Origin) -> Manifest:
         step=origin.step,
         epoch=origin.epoch,
         run=origin.run,
+        training=origin.training,
         versions=dict(origin.versions),
     )
 

@@ -19,13 +19,13 @@ None            the same under SLURM; then    what Lightning does without
 a path, best    that path                     an error
 ==============  ============================  ======================================================
 
-The newest is inspected first, and where it is damaged, the next; once a good one is found, the
-damaged ones are set aside (``core.set_aside``). Where there is no good last one, the newest of
-another name is taken that has a manifest and is what that says: a job that is killed in its first
-save point may have left nothing else. Damaged ones and others without manifests are no empty
-directory: where there are some and none can be chosen, a start from the beginning would hide that
-the work is there. It is refused, with all of them left where they are, so that the next start is
-refused as well; unless ``allow_fresh_start`` says otherwise.
+The newest (``core.candidates``) is inspected first, and where it is damaged, the next; once a good
+one is found, the damaged ones are set aside (``core.set_aside``). For ``"last"`` that may be one of
+another name: a job that is killed in a save point has left a last one that is older, or, in its
+first save point, none (``core.fallback``). Damaged ones are no empty directory, and neither are
+others that nobody can go on from: where there are some and none can be chosen, a start from the
+beginning would hide that the work is there. It is refused, with all of them left where they are, so
+that the next start is refused as well; unless ``allow_fresh_start`` says otherwise.
 
 A storage that cannot tell has given no answer: rank 0 asks again, or all ranks raise.
 """
@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from lightning_resilience.core.candidates import Candidate, best_first
 from lightning_resilience.core.records import VERSION
 
 
@@ -47,11 +48,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HPC_NAME",
-    "Candidate",
     "Found",
     "Inspection",
     "Search",
-    "best_first",
     "difference",
     "last_name",
     "override",
@@ -66,7 +65,6 @@ HPC_NAME: Final = r"hpc_ckpt_\d+\.ckpt$"
 _MAX_CANDIDATES: Final = 16
 """More than anybody will inspect; keeps the shared record small."""
 _MAX_NAMES: Final = 3
-_NUMBER: Final = re.compile(r"(\d+)\.[^.]*$")
 
 
 class Search(str, Enum):
@@ -76,25 +74,6 @@ class Search(str, Enum):
     HPC = "hpc"
     DEFAULT = "default"
     """What Lightning does where nothing is asked for: the best one where no model is given."""
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, or directory, that a run might start from.
-
-    Args:
-        url: Where it is, with its protocol.
-        modified_s: When it was written, in seconds of the storage's clock; None where it does not
-            say.
-    """
-
-    url: str
-    modified_s: float | None = None
-
-    @property
-    def number(self) -> int:
-        """The last number in its name (``last-v2.ckpt``); -1 without one."""
-        found = _NUMBER.search(self.url)
-        return -1 if found is None else int(found.group(1))
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +107,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
             where it is.
         is_committed: Whether it is what its manifest says.
         doubt: Why it cannot be told whether it is complete; empty where it can, or has a manifest.
+        is_resumable: Whether it can be seen to hold more than weights.
+        training: The training that its manifest names (``core.candidates``); empty for none.
     """
 
     v: int = VERSION
@@ -138,6 +119,8 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     mark: str = ""
     is_committed: bool = False
     doubt: str = ""
+    is_resumable: bool = False
+    training: str = ""
 
 
 def searches(asked: str | None, *, on_slurm: bool, resumes_exceptions: bool) -> tuple[Search, ...]:
@@ -192,23 +175,6 @@ def sort_names(listed: Iterable[Candidate], *, pattern: str, extension: str) -> 
         other_count=len(others),
         substitutes=tuple(best_first(others)[:_MAX_CANDIDATES]),
     )
-
-
-def best_first(candidates: Iterable[Candidate], *, by_number: bool = False) -> list[Candidate]:
-    """Return candidates in the order in which they are inspected.
-
-    Args:
-        candidates: Of all places.
-        by_number: Whether the number in the name counts for more than when it was written.
-    """
-
-    def rank(candidate: Candidate) -> tuple[float, float, str]:
-        modified_s = float("-inf") if candidate.modified_s is None else candidate.modified_s
-        first, second = modified_s, float(candidate.number)
-        # The name last, so that the order is one of its own where storage tells no difference.
-        return (second, first, candidate.url) if by_number else (first, second, candidate.url)
-
-    return sorted(set(candidates), key=rank, reverse=True)
 
 
 def refusal(asked: str, found: Iterable[Found], rejected: Iterable[Inspection]) -> str:

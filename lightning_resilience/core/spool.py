@@ -117,6 +117,7 @@ class SpoolEntry(msgspec.Struct, frozen=True, kw_only=True):
         step: Optimizer steps that it has been trained for, where it says so.
         epoch: Its epoch, where it says so.
         run: Name of the run that saved it.
+        training: The training that can go on from it; empty for none.
         versions: Versions of what wrote it.
     """
 
@@ -128,6 +129,7 @@ class SpoolEntry(msgspec.Struct, frozen=True, kw_only=True):
     step: _Count | None = None
     epoch: _Count | None = None
     run: str = ""
+    training: str = ""
     versions: dict[str, str] = {}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_resilience.core.candidates import Candidate
 from lightning_resilience.core.fallback import Choice, choosing, judging
 from lightning_resilience.core.manifest import (
     DIRECTORY,
@@ -27,7 +28,6 @@ from lightning_resilience.core.manifest import (
 )
 from lightning_resilience.core.pipeline import Step, carry_out
 from lightning_resilience.core.resolution import (
-    Candidate,
     Found,
     Inspection,
     Search,
@@ -64,6 +64,9 @@ class Format(str, Enum):
     SHARDS = "shards"
     """A directory in which ranks have written shards, and rank 0 the metadata."""
 
+
+_TRAINING: Final = "the training"
+"""Every start of a world goes on from the last checkpoint."""
 
 _NAMES: Final = {
     Format.FILE: ("",),
@@ -139,10 +142,19 @@ class Looks:
     def listed(self, number: int = 0) -> Found:
         """List the directory, as a search for the last checkpoint does."""
         del number
-        items = [
-            Candidate(url=path, modified_s=float(at)) for path, at in self.storage.listed().items()
-        ]
+        items = [self._candidate(path, float(at)) for path, at in self.storage.listed().items()]
         return sort_names(items, pattern=last_name("last{step}", ".ckpt"), extension=".ckpt")
+
+    def _candidate(self, path: str, at_s: float) -> Candidate:
+        try:
+            manifest = self.manifest(path)
+        except CorruptCheckpointError:
+            return Candidate(url=path, modified_s=at_s, is_marked=True)
+        if manifest is None:
+            return Candidate(url=path, modified_s=at_s)
+        return Candidate(
+            url=path, modified_s=at_s, is_marked=True, step=manifest.step, training=_TRAINING
+        )
 
     def inspect(self, path: str) -> Inspection:
         """Look at a candidate without its manifest.
@@ -155,7 +167,8 @@ class Looks:
             raise FileNotFoundError(path)
         if self.form is Format.SHARDS:
             is_complete = form_of("directory", tree) is Form.SHARDS
-            return Inspection(path=path, rejected="" if is_complete else UNFINISHED)
+            rejected = "" if is_complete else UNFINISHED
+            return Inspection(path=path, rejected=rejected, is_resumable=is_complete)
         if self.form is Format.TREE:
             return Inspection(path=path, doubt="nobody can look into it")
         if self.form is Format.FOREIGN:
@@ -168,6 +181,7 @@ class Looks:
             size_bytes=blob.size_bytes,
             digest=blob.digest,
             rejected="it was not written to its end" if is_cut else "",
+            is_resumable=True,
         )
 
     def compare(self, path: str) -> str | None:

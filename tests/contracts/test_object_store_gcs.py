@@ -11,6 +11,7 @@ import pytest
 
 from lightning_resilience.adapters.object_store import FsspecObjectStore, find_info
 from lightning_resilience.adapters.private_filesystem import private_filesystem
+from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.errors import CallTimeoutError, CheckpointError
 from tests.contracts.object_store import DATA, ObjectStoreContract
 from tests.tokens import RecordingToken
@@ -146,9 +147,31 @@ class TestGcsObjectStore(ObjectStoreContract):
             lambda: store.remove(path),
             lambda: store.publish(staged.path, path, token),
         ):
-            with pytest.raises(FileNotFoundError, match="no-such-bucket-here"):
+            with pytest.raises(FileNotFoundError, match="no-such-bucket-here") as caught:
                 call()
+            outcome = classify(caught.value)
+            assert (outcome.failure, outcome.code) == (FailureClass.PERMANENT, "NoSuchBucket")
         assert "no-such-bucket-here" not in self.server.buckets()
+
+    def test_an_object_that_is_gone_while_its_bucket_is_there_is_no_missing_bucket(
+        self,
+        store: FsspecObjectStore,
+        path: str,
+        token: RecordingToken,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """An upload that the storage has forgotten is told by the same status."""
+        staged = self.stage(store, path, b"x")
+
+        def gone(*_: Any, **__: Any) -> None:
+            raise FileNotFoundError(path)
+
+        monkeypatch.setattr(store._fs, "put_file", gone)
+
+        with pytest.raises(FileNotFoundError) as caught:
+            store.publish(staged.path, path, token)
+
+        assert classify(caught.value).failure is FailureClass.UNKNOWN
 
     def test_a_bucket_that_may_not_be_asked_for_is_there(
         self, store: FsspecObjectStore, path: str, gcs_bucket: str

@@ -17,6 +17,7 @@ import pytest
 
 from lightning_resilience.adapters.object_store import FsspecObjectStore
 from lightning_resilience.adapters.staging import is_staging_name
+from lightning_resilience.errors import CheckpointError
 from tests.contracts.object_store import ObjectStoreContract
 
 
@@ -52,6 +53,25 @@ class TestLocalObjectStore(ObjectStoreContract):
             os.umask(umask)
 
         assert stat.S_IMODE(Path(path).stat().st_mode) == 0o640
+
+    def test_a_rename_that_was_dropped_over_one_of_the_same_length_is_noticed(
+        self,
+        store: FsspecObjectStore,
+        path: str,
+        token: RecordingToken,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The filesystem says that it is done, and has the older file."""
+        store.publish(self.stage(store, path, b"older").path, path, token)
+        assert store.size(path) == 5
+        os.utime(path, (1e9, 1e9))
+        monkeypatch.setattr(Path, "replace", lambda self, _: self)
+        store.publish(self.stage(store, path, b"newer").path, path, token)
+
+        with pytest.raises(CheckpointError, match="is not what was written"):
+            store.size(path)
+
+        assert store.size(path) == 5
 
     def test_a_link_is_replaced_itself(
         self, store: FsspecObjectStore, folder: str, token: RecordingToken

@@ -13,8 +13,9 @@ from lightning_resilience.adapters.object_store import FsspecObjectStore
 from lightning_resilience.adapters.private_filesystem import private_filesystem
 from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.core.parts import Lengths
+from lightning_resilience.errors import CheckpointError
 from tests.contracts.object_store import DATA, ObjectStoreContract
-from tests.s3_server import failing_server
+from tests.s3_server import denying_server, failing_server
 from tests.tokens import RecordingToken
 
 
@@ -97,6 +98,40 @@ class TestS3ObjectStore(ObjectStoreContract):
 
         assert self.read(path) is None
         assert "Uploads" not in self.server.client().list_multipart_uploads(Bucket=bucket)
+
+    @pytest.mark.parametrize("method", ["PUT", "POST"], ids=["one request", "parts"])
+    def test_a_write_that_was_dropped_over_one_of_the_same_length_is_noticed(
+        self,
+        method: str,
+        folder: str,
+        s3_server: S3Server,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """The storage says that it is done, and what it has called the new one is not there."""
+        if method == "POST":
+            lengths = Lengths(single_bytes=1, shortest_bytes=5 * 2**20, longest_bytes=5 * 2**20)
+            monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
+        path, forgets = f"{folder}/a.ckpt", False
+        ends = "uploadId=" if method == "POST" else "a.ckpt"
+
+        def forgotten(asked: str, where: str) -> bool:
+            return forgets and asked == method and ends in where and "partNumber" not in where
+
+        with denying_server(s3_server, forgets=forgotten) as server:
+            fs, _ = private_filesystem("s3://", server.storage_options)
+            store = FsspecObjectStore(fs, spool_directory=str(tmp_path))
+            store.publish(self.stage(store, path, DATA).path, path, RecordingToken())
+            assert store.size(path) == len(DATA)
+            forgets = True
+            store.publish(self.stage(store, path, DATA[::-1]).path, path, RecordingToken())
+
+            with pytest.raises(CheckpointError, match="is not what was written") as caught:
+                store.size(path)
+
+        assert classify(caught.value).failure is FailureClass.TRANSIENT
+        self.server = s3_server
+        assert self.read(path) == DATA
 
     def test_a_missing_bucket_is_not_an_absent_object(
         self, store: FsspecObjectStore, token: RecordingToken

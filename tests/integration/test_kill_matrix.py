@@ -64,17 +64,15 @@ def run_cells(
     return effects, rows
 
 
-def complaints(row: Row, *, newest: int | None) -> list[str]:
+def complaints(row: Row, *, newest: int) -> list[str]:
     """Return what is wrong after one death.
 
     Args:
         row: What was found.
-        newest: The step that the next start goes on from; None where it has to be refused.
+        newest: The step that the next start goes on from.
     """
     wrong = [f"{name}: {step}" for name, step in row["found"].items() if isinstance(step, str)]
-    if newest is None:
-        wrong += [] if row["is_refused"] else ["the next start was not refused"]
-    elif row["code"]:
+    if row["code"]:
         wrong.append(f"the next start failed: {row['log'][-2000:]}")
     elif row["started_at"] != newest:
         wrong.append(f"the next start went on from {row['started_at']} and not from {newest}")
@@ -95,18 +93,16 @@ LOCAL: dict[str, dict[str, Any]] = {
 }
 
 
-def newest_of(row: Row) -> int | None:
-    """Return the step that a start from the last checkpoint goes on from; None where it is refused.
+def newest_of(row: Row) -> int:
+    """Return the step that a start from the last checkpoint goes on from.
 
-    Where there is no last one yet, that is another one with a manifest. One without may be
-    anybody's: between a first checkpoint and its manifest a start is refused.
+    A last one counts whether or not it has a manifest, another one only with it: unless nothing
+    else is there, as between the first checkpoint of all and its manifest.
     """
     found = row["found"]
     last = [step for name, step in found.items() if name.startswith("last")]
     others = [found[name] for name in row["committed"] if name in found]
-    if found and not last and not others:
-        return None
-    return max(last or others, default=0)
+    return max(last + others or found.values(), default=0)
 
 
 @pytest.mark.parametrize("scene", LOCAL)

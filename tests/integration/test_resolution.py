@@ -11,6 +11,8 @@ import logging
 import os
 import pickle
 import shutil
+import struct
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -238,6 +240,15 @@ def test_storage_that_is_ill_is_waited_for_before_one_is_set_aside(
     assert set_aside(tmp_path) == {"last-v1.ckpt": torn}
 
 
+def first_byte_of_a_tensor(path: Path) -> int:
+    """Return where it is in the file: behind the header of its record, and what that says."""
+    with zipfile.ZipFile(path) as archive:
+        record = next(each for each in archive.infolist() if "/data/" in each.filename)
+    data = path.read_bytes()
+    name_bytes, extra_bytes = struct.unpack_from("<2H", data, record.header_offset + 26)
+    return int(record.header_offset) + 30 + int(name_bytes) + int(extra_bytes)
+
+
 def test_what_is_found_damaged_while_it_is_loaded_is_an_error_that_says_what_to_do(
     resuming: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -246,8 +257,9 @@ def test_what_is_found_damaged_while_it_is_loaded_is_an_error_that_says_what_to_
     fit(job)
     path = tmp_path / "checkpoints" / "last.ckpt"
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[first_byte_of_a_tensor(path)] ^= 1
     path.write_bytes(data)
+    (tmp_path / "checkpoints" / "step=2.ckpt").unlink()
 
     with pytest.raises(JointError) as caught:
         fit(resuming(options={}, steps=4))
@@ -284,7 +296,10 @@ def test_a_fresh_start_has_to_be_asked_for_where_none_can_be_loaded(
     [
         ({"checkpoints/last.ckpt": b""}, "last.ckpt: it is empty"),
         ({"checkpoints/last.ckpt": b"PK\x03\x04torn"}, "last.ckpt: it is damaged"),
-        ({"checkpoints/step=2.ckpt": None}, "1 checkpoints with other names (step=2.ckpt)"),
+        (
+            {"checkpoints/step=2.ckpt": b"PK\x03\x04torn"},
+            "1 checkpoints with other names (step=2.ckpt)",
+        ),
     ],
     ids=["empty", "torn", "another name"],
 )
@@ -301,6 +316,63 @@ def test_checkpoints_of_which_none_can_be_loaded_are_an_error(
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [
         name.rpartition("/")[2] for name in files
     ]
+
+
+def test_one_that_was_killed_before_its_manifest_is_started_from(
+    resuming: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first checkpoint of all: it is whole, nothing else is there, and the log says so."""
+    with caplog.at_level(logging.WARNING):
+        trainer, start = started(resuming(files={"checkpoints/step=2.ckpt": None}))
+
+    assert (trainer.ckpt_path, start.step) == (
+        f"{trainer.checkpoint_callback.dirpath}/step=2.ckpt",
+        2,
+    )
+    assert any("has no manifest, is whole, and is all there is" in line for line in caplog.messages)
+
+
+def test_a_last_one_that_was_not_replaced_any_more_gives_way_to_a_newer_one(
+    resuming: Callable[..., Job], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the steps that manifests say; the last one is what storage has got later."""
+    fit(resuming(options={}, resume=None, checkpoint={"save_last": True}, steps=2))
+    folder = tmp_path / "checkpoints"
+    kept = {
+        name: (folder / name).read_bytes() for name in ("last.ckpt", ".resilience/last.ckpt.json")
+    }
+    fit(resuming(options={}, checkpoint={"save_last": True, "save_top_k": -1}, steps=4))
+    for name, data in kept.items():
+        (folder / name).write_bytes(data)
+
+    with caplog.at_level(logging.WARNING):
+        trainer, start = started(resuming(options={}, steps=6))
+
+    assert trainer.ckpt_path.endswith("/step=4.ckpt")
+    assert start.step == 4
+    assert sum("/step=4.ckpt is newer than" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("way", ["named", "from the beginning"])
+def test_a_run_that_does_not_go_on_from_the_last_one_begins_a_training(
+    way: str, resuming: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Who goes back to an older checkpoint does not find the newer ones in the way afterwards."""
+    options: dict[str, Any] = {
+        "options": {},
+        "every": 1,
+        "checkpoint": {"save_last": True, "save_top_k": -1},
+    }
+    fit(resuming(resume=None, steps=4, **options))
+    folder = tmp_path / "checkpoints"
+    (folder / "step=2.ckpt").rename(tmp_path / "elsewhere.ckpt")
+    job = resuming(resume=None, steps=3, **options)
+    trainer, path = make_trainer(job), f"faulty://{tmp_path}/elsewhere.ckpt"
+    trainer.fit(make_model(), make_data(), ckpt_path=path if way == "named" else None)
+
+    _, start = started(resuming(**{**options, "steps": 5}))
+
+    assert start.step == 3
 
 
 def test_storage_that_cannot_tell_is_asked_again(resuming: Callable[..., Job]) -> None:

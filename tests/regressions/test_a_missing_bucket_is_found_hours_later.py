@@ -19,6 +19,7 @@ from tests.s3_server import denying_server
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.gcs_server import GcsServer
     from tests.s3_server import S3Server
 
 
@@ -45,6 +46,20 @@ def test_a_bucket_that_does_not_exist(s3_server: S3Server, spool: Path) -> None:
     assert "NoSuchBucket" in str(error)
     buckets = [each["Name"] for each in s3_server.client().list_buckets()["Buckets"]]
     assert "a-mistyped-name" not in buckets
+
+
+def test_a_bucket_of_google_that_does_not_exist(
+    gcs_server: GcsServer, gcs_bucket: str, spool: Path
+) -> None:
+    """The same, although the client makes one error of a missing object and a missing bucket."""
+    assert spool.exists()
+    assert gcs_bucket
+
+    error = fails_before_it_begins("gs://a-mistyped-name/run", gcs_server.storage_options)
+
+    assert "a-mistyped-name" in str(error)
+    assert error.outcome == "permanent"
+    assert "a-mistyped-name" not in gcs_server.buckets()
 
 
 def test_a_prefix_that_may_only_be_read(s3_server: S3Server, bucket: str, spool: Path) -> None:

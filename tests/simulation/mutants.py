@@ -1292,9 +1292,9 @@ _SAVES = (
         story="sorted is sorted",
         edits=(
             _edit(
-                "core/resolution.py",
-                "    return sorted(set(candidates), key=rank, reverse=True)\n",
-                "    return sorted(set(candidates), key=rank)\n",
+                "core/candidates.py",
+                "    return sorted(items, key=rank, reverse=True)\n",
+                "    return sorted(items, key=rank)\n",
             ),
         ),
         found_by=("I9",),

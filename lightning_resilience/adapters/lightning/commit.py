@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_resilience.adapters.contents import TRAINING_STATE
 from lightning_resilience.adapters.manifests import remove_manifest, write_manifest
 from lightning_resilience.core.manifest import Origin, manifest_of
 
@@ -59,10 +60,12 @@ def origin_of(checkpoint: object, storage: Storage) -> Origin:
     # Run from a source tree, this package has no version.
     with contextlib.suppress(metadata.PackageNotFoundError):
         versions["lightning-resilience"] = metadata.version("lightning-resilience")
+    step = _count(said.get("global_step"))
     return Origin(
-        step=_count(said.get("global_step")),
+        step=step,
         epoch=_count(said.get("epoch")),
         run=storage.run_id,
+        training="" if step is None or TRAINING_STATE not in said else storage.training,
         versions=versions,
     )
 

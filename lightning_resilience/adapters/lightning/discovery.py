@@ -10,11 +10,18 @@ from __future__ import annotations
 
 import errno
 import io
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from lightning_resilience.adapters.archives import examine
-from lightning_resilience.adapters.contents import DAMAGED, contents_digest
+from lightning_resilience.adapters.contents import (
+    DAMAGED,
+    contents_digest,
+    holds_training_state,
+)
 from lightning_resilience.adapters.lightning.sharded_work import look
 from lightning_resilience.adapters.listings import modified_s
 from lightning_resilience.adapters.manifests import check_contents, read_manifest
@@ -22,11 +29,12 @@ from lightning_resilience.adapters.marked_file import MarkedFile
 from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.set_aside import identify
 from lightning_resilience.adapters.trees import below, digest_of_file, digest_of_open
+from lightning_resilience.core.candidates import Candidate
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.fallback import judging
 from lightning_resilience.core.manifest import difference
 from lightning_resilience.core.pipeline import Step, carry_out
-from lightning_resilience.core.resolution import Candidate, Found, Inspection, sort_names
+from lightning_resilience.core.resolution import Found, Inspection, sort_names
 from lightning_resilience.core.shards import UNFINISHED, Form
 from lightning_resilience.core.verification import State, of_undescribed
 from lightning_resilience.errors import CorruptCheckpointError
@@ -66,10 +74,16 @@ def search(
     token.progress()
     listed = place.fs.ls(place.path, detail=True)
     base = directory.rstrip("/")
-    return sort_names(
+    found = sort_names(
         [Candidate(url=f"{base}/{_name(item)}", modified_s=modified_s(item)) for item in listed],
         pattern=pattern,
         extension=extension,
+    )
+    marked = partial(_marked, storage, token)
+    return replace(
+        found,
+        candidates=tuple(map(marked, found.candidates)),
+        substitutes=tuple(map(marked, found.substitutes)),
     )
 
 
@@ -84,16 +98,35 @@ def look_for(storage: Storage, token: CancelToken, *, url: str) -> Found:
     item = find_info(place.fs, place.path)
     if item is None:
         return Found()
-    return Found(candidates=(Candidate(url=url, modified_s=modified_s(item)),))
+    return Found(
+        candidates=(_marked(storage, token, Candidate(url=url, modified_s=modified_s(item))),)
+    )
 
 
-def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
+def _marked(storage: Storage, token: CancelToken, candidate: Candidate) -> Candidate:
+    """Return a candidate with what its manifest says."""
+    try:
+        manifest = read_manifest(storage.place(candidate.url), token)
+    except CorruptCheckpointError:
+        # Why it cannot be loaded is said by whoever looks at it.
+        return replace(candidate, is_marked=True)
+    token.progress()
+    if manifest is None:
+        return candidate
+    return replace(candidate, is_marked=True, step=manifest.step, training=manifest.training)
+
+
+def inspect(
+    storage: Storage, token: CancelToken, *, url: str, also_state: bool = False
+) -> Inspection:
     """Look at one checkpoint, in our formats: whether it is there, and was written to its end.
 
     Args:
         storage: Clients of storage.
         token: Of the call.
         url: Where it is.
+        also_state: Whether to see as well if it holds more than weights; for one file, the record
+            that says so is read through.
 
     Returns:
         What was seen; its size and digest, or why it cannot be loaded.
@@ -109,21 +142,25 @@ def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
         raise FileNotFoundError(errno.ENOENT, "there is no such checkpoint", redacted(url))
     size_bytes = item.get("size")
     if item["type"] == "directory":
-        return Inspection(path=url, rejected="" if look(place) is Form.SHARDS else UNFINISHED)
+        is_complete = look(place) is Form.SHARDS
+        rejected = "" if is_complete else UNFINISHED
+        return Inspection(path=url, rejected=rejected, is_resumable=is_complete)
     if size_bytes == 0:
         return Inspection(path=url, size_bytes=0, rejected="it is empty")
     token.progress()
     with place.fs.open(place.path, "rb") as file:
         marked = MarkedFile(file, token)
         try:
-            digest = contents_digest(io.BufferedReader(marked))
+            buffered = io.BufferedReader(marked)
+            digest = contents_digest(buffered)
+            is_resumable = also_state and bool(digest) and holds_training_state(buffered)
         except DAMAGED as error:
             # A read that failed has shown nothing of the file.
             if marked.error is not None:
                 raise marked.error from error
             why = f"it is damaged or was not written to its end ({size_bytes} bytes): {error}"
             return Inspection(path=url, size_bytes=size_bytes, rejected=why)
-    return Inspection(path=url, size_bytes=size_bytes, digest=digest)
+    return Inspection(path=url, size_bytes=size_bytes, digest=digest, is_resumable=is_resumable)
 
 
 def verify(
@@ -131,9 +168,10 @@ def verify(
 ) -> Inspection:
     """Look at a candidate as closely as can be done where it is.
 
-    Beside ``inspect``, it is compared with its manifest, where it has one: a local file is read
-    through, once, at the speed of its disk; of what is elsewhere, and of directories, only sizes
-    are compared, and the digest is checked while it is fetched. What is found damaged is looked at
+    Beside ``inspect``, it is compared with its manifest, or, where it has none, with the checksums
+    of its archive: a local file is read through, once, at the speed of its disk; of what is
+    elsewhere, and of directories, only sizes are compared, and the rest is checked while it is
+    fetched. What is found damaged is looked at
     again, and has a mark where it was damaged both times and has not changed in between.
 
     Args:
@@ -154,7 +192,9 @@ def verify(
     place = storage.place(url)
     hands: dict[Step, Callable[[None], object]] = {
         Step.INSPECT: lambda _: (
-            inspect(storage, token, url=url) if is_ours else _inspect_foreign(place, url)
+            inspect(storage, token, url=url, also_state=True)
+            if is_ours
+            else _inspect_foreign(place, url)
         ),
         Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours, is_doubted=is_doubted),
         Step.IDENTIFY: lambda _: identify(storage, url, token),
@@ -177,7 +217,7 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool, is_doubted: boo
     except CorruptCheckpointError as error:
         return str(error)
     if manifest is None:
-        return _looks_damaged(place, token) if is_doubted and is_ours else None
+        return (_damage(place, token, is_doubted=is_doubted) or None) if is_ours else None
     found = _found(place, manifest, token, is_doubted=is_doubted)
     if found is None:
         return ""
@@ -188,14 +228,20 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool, is_doubted: boo
     return ""
 
 
-def _looks_damaged(place: Place, token: CancelToken) -> str | None:
-    """Read through what has no manifest; return why it is damaged, None where it looks whole."""
-    item = find_info(place.fs, place.path)
-    if item is None or item["type"] == "directory":
-        return None
+def _damage(place: Place, token: CancelToken, *, is_doubted: bool) -> str:
+    """Return what is wrong with a file that nobody has described; empty for nothing.
+
+    What is not local is read through only where a load of it has found damage.
+    """
+    if not (place.store.is_local or is_doubted):
+        return ""
+    item = find_info(place.fs, place.path) if is_doubted else None
+    is_tree = Path(place.path).is_dir() if item is None else item["type"] == "directory"
+    if is_tree:
+        return ""
     with place.fs.open(place.path, "rb") as file:
         state, reason = of_undescribed(Form.FILE, {"": examine(file, token)})
-    return reason if state is State.CORRUPT else None
+    return reason if state is State.CORRUPT else ""
 
 
 def _found(

@@ -121,6 +121,9 @@ def open_session(
         is_stopping=lambda: termination.is_pending,
         asked=asked,
     )
+    # Until a checkpoint is chosen, and also where the user has named one: whoever goes back to an
+    # older one does not want to go on from the newest.
+    session.storage.training = incarnation
     session.place = Whereabouts(lambda: trainer.global_step)
     # Order: all have enlisted before the first joint operation of any, which may be in setup.
     trainer.strategy.barrier("lightning_resilience_setup")

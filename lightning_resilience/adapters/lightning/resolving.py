@@ -122,6 +122,9 @@ def choose(trainer: Any, session: Session, what: Search, *, doubts: Container[st
     choice = carry_out(choosing(what, len(asks), allow_fresh_start=allows), hands)
     if choice.seen is not None:
         _tell(session, logging.INFO, f"all ranks start from {choice.seen.path}")
+        session.storage.training = choice.seen.training or session.storage.training
+    if choice.note:
+        _tell(session, logging.WARNING, f"{choice.note}, so all ranks start from it.")
     if choice.is_overridden:
         _tell(session, logging.WARNING, choice.unused)
     return choice

@@ -210,5 +210,6 @@ def _entry_of(work: StagedSave, number: int, staged: Staged) -> SpoolEntry:
         step=origin.step,
         epoch=origin.epoch,
         run=origin.run,
+        training=origin.training,
         versions=dict(origin.versions),
     )

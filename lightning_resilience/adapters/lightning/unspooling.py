@@ -69,7 +69,13 @@ class Publishing(Work):
         self._sending = sending
         self._is_wanted = is_wanted
         self._from_before = from_before
-        origin = Origin(step=entry.step, epoch=entry.epoch, run=entry.run, versions=entry.versions)
+        origin = Origin(
+            step=entry.step,
+            epoch=entry.epoch,
+            run=entry.run,
+            training=entry.training,
+            versions=entry.versions,
+        )
         self._known: Progress[Staged] = Progress()
         self._commit = Commit(origin, nonce=nonce)
 

@@ -4,27 +4,39 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
 import uuid
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lightning_resilience.adapters.living import held, unless_held
+from lightning_resilience.adapters.spool import SpoolDirectory
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.adapters.storage import Storage
-from lightning_resilience.adapters.sweeping import sweep_directory, sweep_spool, swept_spool
+from lightning_resilience.adapters.sweeping import (
+    sweep_directory,
+    sweep_other_runs,
+    sweep_spool,
+    swept_spool,
+)
 from lightning_resilience.errors import CallTimeoutError
 from tests.tokens import RecordingToken
 
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+    from multiprocessing.process import BaseProcess
 
     from tests.s3_server import S3Server
 
 
 DAY_S = 24 * 3600.0
+HANG_S = 60.0
 
 
 def nonce() -> str:
@@ -112,8 +124,122 @@ def test_the_spool_of_this_run_is_swept(tmp_path: Path) -> None:
     assert not shards.exists()
     assert growing.exists()
     assert foreign.exists()
-    # Another run may wait for its storage for longer than a day, with a file that is complete.
     assert waiting.exists()
+
+
+def hold_and_wait(directory: str, ready: Any) -> None:
+    """Be a process that uses a spool directory until it is killed."""
+    held(lambda: directory)
+    ready.set()
+    time.sleep(HANG_S)
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[BaseProcess]:
+    """Run a process that uses the directory of another run."""
+    (tmp_path / "run-2").mkdir()
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    process = context.Process(target=hold_and_wait, args=(str(tmp_path / "run-2"), ready))
+    process.start()
+    assert ready.wait(HANG_S)
+    yield process
+    process.kill()
+    process.join()
+
+
+def sweep_others(own: Path) -> list[str]:
+    """Sweep what is beside the directory of a run."""
+    return sweep_other_runs(str(own), RecordingToken(), nonce=nonce)
+
+
+def test_what_a_killed_run_without_a_name_has_left_goes_with_the_next_start(
+    tmp_path: Path, holder: BaseProcess
+) -> None:
+    """As soon as its process is dead, and not while it waits for its storage, however long."""
+    own = tmp_path / "run-1"
+    own.mkdir()
+    old = make(tmp_path / "run-2" / staging_name("waiting"), days=9.0)
+    fresh = make(tmp_path / "run-2" / staging_name("fresh"), days=0.5)
+    cached = make(tmp_path / ".node-cache" / staging_name("cached"), days=9.0)
+
+    assert sweep_others(own) == []
+    holder.kill()
+    holder.join()
+    removed = sweep_others(own)
+
+    assert removed == [str(old)]
+    assert fresh.exists()
+    assert cached.exists()
+
+
+def test_a_spooled_file_that_was_not_written_to_its_end_goes_and_a_complete_one_stays(
+    tmp_path: Path,
+) -> None:
+    """A record is what makes it complete; its own training publishes it, whenever that starts."""
+    own, spool = tmp_path / "run-1", tmp_path / "run-2" / "unpublished"
+    own.mkdir()
+    torn = make(spool / "torn.checkpoint", days=2.0)
+    growing = make(spool / "growing.checkpoint", days=0.5)
+    kept = [make(spool / f"whole{end}", days=9.0) for end in (".checkpoint", ".json")]
+
+    assert sweep_others(own) == [str(torn)]
+
+    assert growing.exists()
+    assert all(path.exists() for path in kept)
+
+
+def test_a_spooled_file_of_a_living_owner_stays(tmp_path: Path) -> None:
+    """It holds its spool, and is stopped or slow."""
+    own, run = tmp_path / "run-1", tmp_path / "run-2"
+    own.mkdir()
+    owner = SpoolDirectory(str(run))
+    assert owner.claim()
+    torn = make(run / "unpublished" / "torn.checkpoint", days=2.0)
+
+    assert sweep_others(own) == []
+
+    assert torn.exists()
+    owner.release()
+
+
+@pytest.mark.parametrize(("days", "stays"), [(2.0, False), (0.5, True)])
+def test_an_empty_directory_of_a_dead_run_goes(
+    days: float,
+    stays: bool,  # noqa: FBT001 - a column of the table
+    tmp_path: Path,
+) -> None:
+    """Every start without a name leaves one."""
+    own, run = tmp_path / "run-1", tmp_path / "run-2"
+    own.mkdir()
+    run.mkdir()
+    age(run, by_s=days * DAY_S)
+
+    removed = sweep_others(own)
+
+    assert run.exists() == stays
+    assert removed == ([] if stays else [str(run)])
+
+
+def test_a_directory_that_is_removed_before_it_is_held_is_made_again(tmp_path: Path) -> None:
+    """Whoever clears up may be faster than whoever begins."""
+    made: list[str] = []
+
+    def make_it() -> str:
+        made.append(str(tmp_path / "run"))
+        (tmp_path / "run").mkdir(exist_ok=True)
+        return made[-1]
+
+    assert held(make_it) == str(tmp_path / "run")
+    (tmp_path / "run").rmdir()
+    (tmp_path / "other").mkdir()
+    assert held(make_it) == str(tmp_path / "run")
+
+    with unless_held(str(tmp_path / "run")) as is_free:
+        assert not is_free
+    with unless_held(str(tmp_path / "other")) as is_free:
+        assert is_free
+    assert len(made) == 2
 
 
 def test_a_spool_that_cannot_be_swept_is_used_all_the_same(
@@ -140,6 +266,25 @@ def test_a_spool_is_swept_when_it_is_made(tmp_path: Path) -> None:
     swept_spool(lambda: str(tmp_path / "run-1"), nonce=lambda: "n")
 
     assert not old.exists()
+
+
+def open_files() -> int:
+    """Return how many files this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_directories_of_fits_that_are_over_are_let_go(tmp_path: Path) -> None:
+    """A process may make any number of them, and has a bounded number of open files."""
+    before = open_files()
+
+    for number in range(200):
+        (tmp_path / f"{number}").mkdir()
+        held(lambda number=number: str(tmp_path / f"{number}"))  # type: ignore[misc]
+
+    assert open_files() - before <= 64
+    for name, is_expected in (("0", True), ("199", False)):
+        with unless_held(str(tmp_path / name)) as is_free:
+            assert is_free == is_expected
 
 
 def test_whoever_has_given_up_removes_nothing(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from lightning_resilience.core.candidates import Candidate
 from lightning_resilience.core.fallback import Choice, choosing, judging
 from lightning_resilience.core.pipeline import Step, carry_out
-from lightning_resilience.core.resolution import Candidate, Found, Inspection, Search
+from lightning_resilience.core.resolution import Found, Inspection, Search
 from lightning_resilience.errors import CheckpointError
 
 

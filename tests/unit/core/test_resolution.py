@@ -4,17 +4,14 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
 
+from lightning_resilience.core.candidates import Candidate
 from lightning_resilience.core.resolution import (
     HPC_NAME,
-    Candidate,
     Found,
     Inspection,
     Search,
-    best_first,
     difference,
     last_name,
     refusal,
@@ -124,42 +121,6 @@ def test_of_many_candidates_the_best_are_shared() -> None:
 
     assert len(found.candidates) == 16
     assert names(found.candidates)[0] == "last-v39.ckpt"
-
-
-def test_the_newest_comes_first_whatever_its_name() -> None:
-    """The storage's time of writing decides, not the number."""
-    candidates = listed("last-v7.ckpt", "last.ckpt")
-
-    assert names(best_first(candidates)) == ["last.ckpt", "last-v7.ckpt"]
-
-
-def test_the_schedulers_highest_number_comes_first_whatever_its_time() -> None:
-    """A copy of an older one is newer, and not further."""
-    candidates = listed("hpc_ckpt_10.ckpt", "hpc_ckpt_9.ckpt")
-
-    assert names(best_first(candidates, by_number=True)) == ["hpc_ckpt_10.ckpt", "hpc_ckpt_9.ckpt"]
-
-
-def test_without_times_the_number_decides_and_then_the_name() -> None:
-    """The order does not depend on that of the listing."""
-    unordered = ("last-v2.ckpt", "last-v10.ckpt", "last.ckpt", "last-b.ckpt")
-    files = [Candidate(url=f"s3://b/run/{name}") for name in unordered]
-
-    orders = {tuple(names(best_first(order))) for order in permutations(files)}
-
-    assert orders == {("last-v10.ckpt", "last-v2.ckpt", "last.ckpt", "last-b.ckpt")}
-
-
-def test_one_without_a_time_comes_after_those_that_have_one() -> None:
-    """It may be as old as anything."""
-    timeless = Candidate(url="s3://b/run/last-v99.ckpt")
-
-    assert best_first([timeless, *listed("last.ckpt")])[-1] == timeless
-
-
-def test_a_file_that_two_callbacks_find_is_inspected_once() -> None:
-    """Two callbacks may share a directory."""
-    assert len(best_first([*listed("last.ckpt"), *listed("last.ckpt")])) == 1
 
 
 def test_an_empty_directory_may_be_started_in() -> None:

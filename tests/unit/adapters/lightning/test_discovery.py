@@ -20,13 +20,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from lightning_resilience.adapters.lightning import discovery
 from lightning_resilience.adapters.lightning.discovery import inspect, look_for, search, verify
 from lightning_resilience.adapters.storage import Storage
+from lightning_resilience.core.candidates import best_first
 from lightning_resilience.core.manifest import (
     Origin,
     encode_manifest,
     manifest_of,
     manifest_path,
 )
-from lightning_resilience.core.resolution import Inspection, best_first, last_name
+from lightning_resilience.core.resolution import Inspection, last_name
 from tests import faulty_filesystem
 from tests.faulty_filesystem import VARIABLE, FaultPlan, Rule
 from tests.tokens import RecordingToken
@@ -193,7 +194,7 @@ def test_a_directory_with_its_metadata_is_a_checkpoint(
 
     seen = inspect(storage(), RecordingToken(), url=f"{tmp_path}/last.ckpt")
 
-    assert seen == Inspection(path=f"{tmp_path}/last.ckpt")
+    assert seen == Inspection(path=f"{tmp_path}/last.ckpt", is_resumable=True)
 
 
 def test_a_directory_without_its_metadata_is_rejected(tmp_path: Path) -> None:
