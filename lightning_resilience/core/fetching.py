@@ -74,6 +74,9 @@ class Fetch(str, Enum):
     FINISH = "finish"
     """Make a value of what came of the attempts; None where there were none."""
 
+    CONFIRM = "confirm"
+    """Raise where what was checked is no longer what has that name."""
+
     ASK = "ask"
     """Raise where the caller has given up."""
     LOOK = "look"
@@ -158,7 +161,10 @@ def loading() -> Steps[Any]:
         except BaseException:
             yield Do(Fetch.GIVE_UP)
             raise
-    return (yield Do(Fetch.FINISH, value))
+    loaded: Any = yield Do(Fetch.FINISH, value)
+    # Not before: whoever has opened it keeps what it was then.
+    yield Do(Fetch.CONFIRM)
+    return loaded
 
 
 # The ranks of a node ------------------------------------------------------------------------------
@@ -202,6 +208,7 @@ def obtaining(patience_s: float) -> Steps[None]:
     yield Do(Fetch.GIVE_WAY)
     step, seen = yield from _awaited(Lock.READING, patience_s)
     if step is Step.USE:
+        yield Do(Fetch.RELEASE)
         return
     try:
         yield from _made(step, seen)
@@ -252,6 +259,9 @@ def _awaited(lock: Lock, patience_s: float) -> Steps[tuple[Step, There]]:
         seen: There = yield Do(Fetch.LOOK)
         is_settled = seen.is_there or seen.refusal is not None
         has_lock = not is_settled and (yield Do(Fetch.TAKE, lock))
+        if has_lock:
+            # Whoever had it may have made the file since that look.
+            seen = yield Do(Fetch.LOOK)
         now_s = yield Do(Fetch.NOW)
         step = next_step(
             is_there=seen.is_there,
@@ -261,10 +271,13 @@ def _awaited(lock: Lock, patience_s: float) -> Steps[tuple[Step, There]]:
             patience_s=patience_s,
         )
         if step is Step.REFUSE:
+            yield Do(Fetch.RELEASE)
             raise CorruptCheckpointError(seen.refusal or "")
         if step is not Step.WAIT:
             return step, seen
         mark: int | None = yield Do(Fetch.MARK)
+        # Order: the mark is not older than the time from which its reader counts as silent.
+        now_s = yield Do(Fetch.NOW)
         before, watch = watch, watched(watch, mark, now_s=now_s)
         if watch is not before:
             yield Do(Fetch.HEARD)

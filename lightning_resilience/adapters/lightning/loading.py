@@ -23,7 +23,7 @@ import io
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
@@ -107,6 +107,7 @@ class TorchLoad(Work):
             # As Lightning does: what comes from a web server is trusted unless somebody says no.
             self._options["weights_only"] = False
         self._path = ""
+        self._checked = ""
         self._file: NodeFile | None = None
 
     @property
@@ -142,12 +143,13 @@ class TorchLoad(Work):
             copy.obtain(partial(self._fetch, place), token, check=self._recheck)
             return copy.path
         found = self._find(place)
+        self._checked = _identity(place.path)
         if not self._common or found["type"] == "directory":
             self._check(place, token)
             return place.path
         # What an earlier attempt has may be another file's by now.
         self.give_up()
-        self._file = self._file_of(_identity(place.path), expected=None)
+        self._file = self._file_of(self._checked, expected=None)
         self._file.obtain(partial(self._mark_checked, place), token)
         return place.path
 
@@ -159,6 +161,15 @@ class TorchLoad(Work):
             return self._mappings.load(path, self._options)
         with Path(path).open("rb") as file:
             return _load(file, token, self._options)
+
+    def confirm(self) -> None:
+        """Look whether a file that was read where it is was replaced since it was checked.
+
+        Raises:
+            OSError: It was, or is gone.
+        """
+        if self._checked and _identity(self.storage.place(self.url).path) != self._checked:
+            self._disagree("it was replaced after it had been checked, and before it was read")
 
     def give_up(self) -> None:
         """Let another rank of the node read."""
@@ -261,8 +272,16 @@ class _Inside:
         """Return its length."""
         return self._path.stat().st_size
 
+    def _open(self) -> IO[bytes]:
+        try:
+            return self._path.open("rb")
+        except FileNotFoundError as error:
+            # Of the copy, not of the checkpoint: what is not there is final, and this is not.
+            message = "another reader has taken over, and removed what this one had copied"
+            raise OSError(errno.ESTALE, message, redacted(self._url)) from error
+
     def _digest(self) -> tuple[str, str]:
-        with self._path.open("rb") as file:
+        with self._open() as file:
             marked = MarkedFile(file, self._token)
             try:
                 return contents_digest(io.BufferedReader(marked)), ""
@@ -272,7 +291,7 @@ class _Inside:
                 return "", f"it is damaged on this rank: {error}"
 
     def _examine(self) -> None:
-        with self._path.open("rb") as file:
+        with self._open() as file:
             seen = examine(file, self._token)
         state, reason = of_undescribed(Form.FILE, {"": seen})
         if state is State.CORRUPT:

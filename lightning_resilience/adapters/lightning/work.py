@@ -94,6 +94,9 @@ class Work(ABC):
         del token
         return value
 
+    def confirm(self) -> None:  # noqa: B027 - most read what nobody changes
+        """Raise where what was checked is not what ``finish`` has read."""
+
     def rebuild(self) -> None:
         """Make a fresh client, after credentials were refused."""
         self.storage.rebuild(self.url)
@@ -233,6 +236,10 @@ def _hands(
         work.give_up()
         yield from ()
 
+    def confirm(_: object) -> Protocol[None]:
+        work.confirm()
+        yield from ()
+
     def finish(done: Guarded | None) -> Protocol[Guarded]:
         before = done or Guarded(value=None, attempts=0, elapsed_s=0.0)
         value = yield Call(partial(work.finish, before.value), timeout_s=timeout_s)
@@ -243,6 +250,7 @@ def _hands(
         Fetch.ATTEMPTS: lambda _: attempts(),
         Fetch.GIVE_UP: give_up,
         Fetch.FINISH: finish,
+        Fetch.CONFIRM: confirm,
     }
 
 

@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""One start of a simulated job that resumes, and what its ranks tell each other.
+
+How a part of a joint operation has ended is merged as it ships (``core.joint``): the first failure
+is the verdict at once, and who is dead is named once it was silent for as long as a job waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.core.joint import decide_final
+from lightning_resilience.core.records import FinalRecord
+from lightning_resilience.core.spool import plan_for
+from lightning_resilience.drill.load_rank import Rank
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.records import OutcomeRecord
+    from lightning_resilience.drill.load_world import LoadWorld
+
+
+__all__ = ["Job"]
+
+_SILENT_S: Final = 60.0
+"""After how long a rank that is dead is known to be lost, in seconds."""
+
+
+class Job:
+    """One start of a job.
+
+    Args:
+        world: The world.
+        number: Which start it is.
+
+    Attributes:
+        load: What all ranks of its load have in common, and no other load has.
+        answers: What rank 0 has told the others about storage, one after the other.
+        reports: How the ranks' loads have ended.
+        verdict: What all ranks return of it; None until then.
+        troubles: How much has gone wrong in it.
+        is_disturbed: Whether the older process has changed something meanwhile.
+    """
+
+    def __init__(self, world: LoadWorld, number: int) -> None:
+        self.load = f"start {number}"
+        self.answers: list[Any] = []
+        self.reports: list[OutcomeRecord] = []
+        self.refusals: dict[str, str] = {}
+        self.unspooled: set[int] = set()
+        self.verdict: FinalRecord | None = None
+        self.troubles = 0
+        self.is_disturbed = False
+        self.plan = plan_for(
+            (node.number, name, entry) for node in world.nodes for name, entry in node.spool.items()
+        )
+        self._world = world
+        self._died_s: float | None = None
+        self.ranks = [
+            Rank(world, self, rank) for rank in range(world.plan.nodes * world.plan.ranks)
+        ]
+
+    @property
+    def lost_at_s(self) -> float | None:
+        """When a dead rank is known to be lost; None where none is dead."""
+        return None if self._died_s is None else self._died_s + _SILENT_S
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank is known to be lost."""
+        return self.lost_at_s is not None and self.lost_at_s <= self._world.now_s
+
+    @property
+    def failure(self) -> str:
+        """Why its load has failed; empty while it has not."""
+        return "" if self.verdict is None else self.verdict.failure
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has come to its end."""
+        return all(rank.has_ended for rank in self.ranks)
+
+    @property
+    def has_resumed(self) -> bool:
+        """Whether all ranks live, and have come to the same end."""
+        return all(rank.is_alive for rank in self.ranks) and not self.errors and not self.failure
+
+    @property
+    def errors(self) -> list[Exception]:
+        """What ranks have raised before their load."""
+        return [rank.main.error for rank in self.ranks if rank.main.error is not None]
+
+    def dies(self) -> None:
+        """Note that a rank is gone."""
+        if self._died_s is None:
+            self._died_s = self._world.now_s
+
+    def decide(self) -> None:
+        """Reach the verdict once it can be told."""
+        told = {report.rank for report in self.reports}
+        missing = [rank.number for rank in self.ranks if rank.number not in told]
+        has_failed = any(report.failure for report in self.reports)
+        if self.verdict is None and (has_failed or self.is_lost or not missing):
+            lost = () if has_failed else missing
+            terms = FinalRecord(op="load", writer="")
+            self.verdict = decide_final(terms, self.reports, lost_ranks=lost)
