@@ -211,18 +211,24 @@ def obtaining(patience_s: float) -> Steps[None]:
         yield Do(Fetch.RELEASE)
         return
     try:
-        yield from _made(step, seen)
+        yield from _made_or_refused(step, seen)
     except GeneratorExit:
         # Nobody is there to carry anything out, and the kernel takes the lock.
         raise
-    except BaseException as error:
-        if isinstance(error, CorruptCheckpointError):
-            # So that the others do not fetch it, one after the other, to find out the same.
-            yield Do(Fetch.REFUSE, str(error))
-        yield Do(Fetch.DISCARD)
+    except BaseException:
         yield Do(Fetch.RELEASE)
+        yield Do(Fetch.DISCARD)
         raise
     yield Do(Fetch.RELEASE)
+
+
+def _made_or_refused(step: Step, seen: There) -> Steps[None]:
+    try:
+        yield from _made(step, seen)
+    except CorruptCheckpointError as error:
+        # So that the others do not fetch it, one after the other, to find out the same.
+        yield Do(Fetch.REFUSE, str(error))
+        raise
 
 
 def _made(step: Step, seen: There) -> Steps[None]:

@@ -135,7 +135,7 @@ def _differs(run: Run, told: Run) -> list[str]:
 
 
 @app.command()
-def main(
+def main(  # noqa: PLR0913 - the options that a person has
     *,
     seed: Annotated[int | None, typer.Option(help="Replay this world and print its story.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds to run.")] = 300,

@@ -5,18 +5,21 @@
 ==================  ================================================================================
 check               what it raises for
 ==================  ================================================================================
-I3 ReplacedReaders  a rank that waits on although the reader has shown no mark for its patience
+I3 ReplacedReaders  a rank that waits on although the reader has shown no mark for its patience, or
+                    reads no more
 I3 EndedLoads       ranks that never come to an end, or a job that never resumes
 I5 OneReader        a second reader on a node, beside one that was not silent for that long
 I5 AdmittedLoads    a read without a slot, or more at once than there are slots
 I6 KeptGood         a good checkpoint that is set aside, changed or gone, though nobody has saved
                     under its name, nor asked for its removal; what the job has started from also
                     where it has asked for that
-I7 OneFetch         more reads of the checkpoint than nodes, where nothing has gone wrong; and no
-                    more than its troubles explain where something has
+I7 OneFetch         more reads of the checkpoint than nodes, where nothing has gone wrong; and more
+                    than its troubles explain where something has; one of what a rank of the same
+                    node has found damaged
 I8 OneCheckpoint    ranks that choose, return or load different things
 I9 CheckedBytes     a rank that has loaded other bytes than were saved, or than rank 0 has chosen
-I9 FoundLoad        a load that fails, or a start that is refused or begins anew, without a reason
+I9 FoundLoad        a load that fails, or a start that is refused, without a reason; one that begins
+                    anew beside checkpoints; what is in use and removed from a cache
 I9 NewestLoad       a start from an older one than the newest that was published before the search
 ==================  ================================================================================
 """
@@ -72,6 +75,7 @@ class LoadChecks:
         self._before: dict[str, int] = {}
         self._writing: dict[str, set[object]] = {}
         self._contested: set[str] = set()
+        self._refused: dict[tuple[int, str], float] = {}
         self._opened = 0
         self._choices: list[object] = []
         self._was_disturbed = False
@@ -179,8 +183,9 @@ class LoadChecks:
         stayed = [n for path, n in self._before.items() if self.standing.get(path) == n]
         newest = max(stayed, default=0)
         if choice is None or choice.seen is None:
-            if newest:
-                self._fail("I9 FoundLoad", f"{rank.name} begins anew beside step {newest}")
+            there = [each.url for each in self._world.looks.listed().candidates]
+            if newest or (there and not self._was_disturbed):
+                self._fail("I9 FoundLoad", f"{rank.name} begins anew beside {', '.join(there)}")
             return
         found = choice.seen.digest.rpartition(" ")[2]
         if int(found or 0) < newest and not self._came_late and not self._was_disturbed:
@@ -241,6 +246,10 @@ class LoadChecks:
         """Note that a reader has shown that it goes on."""
         attempt.marked_s = self._world.now_s
 
+    def refused(self, file: NodeFile) -> None:
+        """Note that a rank of a node knows that the checkpoint is damaged."""
+        self._refused.setdefault((file.node.number, file.told), self._world.now_s)
+
     def opens(self, attempt: Actor, file: NodeFile) -> None:
         """Look at a reader that opens the checkpoint."""
         world, job = self._world, self._world.job
@@ -249,6 +258,10 @@ class LoadChecks:
         if self._opened > most and not self._was_disturbed:
             what = f"read {self._opened} of {world.plan.nodes} nodes, and {job.troubles} troubles"
             self._fail("I7 OneFetch", f"{attempt.name}: {what}")
+        refused_s = self._refused.get((file.node.number, file.told))
+        if refused_s is not None and refused_s <= attempt.looked_s:
+            what = "reads what a rank of its node has found damaged"
+            self._fail("I7 OneFetch", f"{attempt.name} {what}")
         reading = [each for each in world.reading if each.owner.is_alive and not each.is_abandoned]
         if attempt not in world.admitted:
             self._fail("I5 AdmittedLoads", f"{attempt.name} reads without a slot")
@@ -269,8 +282,12 @@ class LoadChecks:
             what = f"reads beside {other.name}, which was silent for {silent_s:.2f} s only"
             self._fail("I5 OneReader", f"{attempt.name} {what}")
 
-    def waits(self, attempt: Actor, mark: int | None) -> None:
+    def waits(self, attempt: Actor, file: NodeFile, mark: int | None) -> None:
         """Look at a rank that has just looked for a reader's mark."""
+        held = file.node.locks.get(file.lock("reading"))
+        if held is not None and held.who is not attempt and held.who.op is None:
+            what = f"waits for {held.who.name}, which has ended and reads no more"
+            self._fail("I3 ReplacedReaders", f"{attempt.name} {what}")
         seen, since_s = attempt.watched
         silent_s = attempt.looked_s - since_s
         if mark is not None and mark == seen and silent_s >= PATIENCE_S:

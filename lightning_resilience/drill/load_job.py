@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Job"]
 
+_HEARD_S: Final = 3.0
+"""After how long the others know of a failure, in seconds."""
+
 _SILENT_S: Final = 60.0
 """After how long a rank that is dead is known to be lost, in seconds."""
 
@@ -57,6 +60,7 @@ class Job:
         )
         self._world = world
         self._died_s: float | None = None
+        self._failed_s: float | None = None
         self.ranks = [
             Rank(world, self, rank) for rank in range(world.plan.nodes * world.plan.ranks)
         ]
@@ -96,12 +100,23 @@ class Job:
         if self._died_s is None:
             self._died_s = self._world.now_s
 
+    def reported(self, report: OutcomeRecord) -> None:
+        """Note how a rank's load has ended."""
+        self.reports.append(report)
+        if report.failure and self._failed_s is None:
+            self._failed_s = self._world.now_s
+
+    @property
+    def heard_at_s(self) -> float:
+        """When all know of a failure; 0 where there is none."""
+        return 0.0 if self._failed_s is None else self._failed_s + _HEARD_S
+
     def decide(self) -> None:
         """Reach the verdict once it can be told."""
         told = {report.rank for report in self.reports}
         missing = [rank.number for rank in self.ranks if rank.number not in told]
-        has_failed = any(report.failure for report in self.reports)
-        if self.verdict is None and (has_failed or self.is_lost or not missing):
-            lost = () if has_failed else missing
+        is_heard = self._failed_s is not None and self.heard_at_s <= self._world.now_s
+        if self.verdict is None and (is_heard or self.is_lost or not missing):
+            lost = () if is_heard else missing
             terms = FinalRecord(op="load", writer="")
             self.verdict = decide_final(terms, self.reports, lost_ranks=lost)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.fetching import There
 from lightning_resilience.core.node_cache import Kept, Limits, is_usable, to_remove
@@ -48,7 +48,7 @@ class _Stored:
 @dataclass(slots=True, kw_only=True)
 class _Held:
     owner: Owner
-    who: object
+    who: Any
 
 
 @dataclass(slots=True, kw_only=True)

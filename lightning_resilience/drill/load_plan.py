@@ -41,6 +41,7 @@ class LoadPlan:
         spooled: How many newer ones an earlier start has left on its nodes.
         is_cached: Whether the newest one is in every node's cache, fetched by an earlier start.
         has_older: Whether a process of an earlier start still lives: it saves, and removes.
+        older_s: After how long it does so, in seconds from the first start.
         attempts: How many attempts each operation has.
         room: How many checkpoints a node's cache has room for.
         faults: How many operations may fail, be lost or abandoned.
@@ -61,6 +62,7 @@ class LoadPlan:
     spooled: int = 0
     is_cached: bool = False
     has_older: bool = False
+    older_s: float = 0.0
     attempts: int = 2
     room: int = 2
     faults: int = 0
@@ -112,4 +114,6 @@ def random_load(dice: SeededDice) -> LoadPlan:
         flips=chance.choice((0, 0, 1, 2)),
         damages=chance.choice((0, 0, 1, 2)),
         turns=chance.choice((0, 20, 10_000)),
+        # Drawn last; a load takes about eight seconds.
+        older_s=round(chance.uniform(0.0, 8.0), 2),
     )

@@ -262,7 +262,7 @@ class Rank(Saver):
         except FAILURES as error:
             report = OutcomeRecord(rank=self.number, failure="unknown", error=repr(error))
         if report is not None:
-            self.job.reports.append(report)
+            self.job.reported(report)
         yield from self._at_once("let go", reading.release)
         yield Op(
             kind=Kind.WAIT,

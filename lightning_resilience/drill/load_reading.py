@@ -136,7 +136,6 @@ class Reading:
 
     def _obtain(self, attempt: Actor, file: NodeFile, make: Callable[[str], Ops]) -> Ops:
         node, part = self._rank.node, f"{file.key}-{next(self._world.staged)}"
-        lock = file.lock(Lock.READING.value)
         hands: dict[Fetch, Hand] = {
             **self._waiting(attempt, file),
             Fetch.GIVE_WAY: lambda _: _said("give way", partial(self._give_way, attempt)),
@@ -150,10 +149,12 @@ class Reading:
         }
         try:
             yield from carried_out(obtaining(PATIENCE_S), hands)
+        except CorruptCheckpointError:
+            self._world.checks.refused(file)
+            raise
         finally:
             self._world.reading.pop(attempt, None)
-            if attempt in self._readings and attempt.owner.is_alive:
-                node.release(lock, attempt)
+            if attempt in self._readings:
                 self._readings.remove(attempt)
 
     def _give_way(self, attempt: Actor) -> None:
@@ -179,7 +180,7 @@ class Reading:
 
         def mark() -> int | None:
             seen = file.mark(attempt)
-            world.checks.waits(attempt, seen)
+            world.checks.waits(attempt, file, seen)
             return seen
 
         def pause() -> None:
@@ -211,7 +212,7 @@ class Reading:
         if found is None:
             raise FileNotFoundError(file.name)
         blob = found.blob
-        yield from self._pieces(attempt, file, "check a piece", Kind.NODE)
+        yield from self._pieces(attempt, file, "check a piece", kind=Kind.NODE)
         steps = examining(self._seen, blob.size_bytes, is_described=False, shown=self._seen.path)
         yield from carried_out(steps, _inside(lambda: blob))
 
@@ -255,7 +256,7 @@ class Reading:
             return self._there()
 
         first: Blob = yield Op(kind=Kind.QUESTION, what="open it", run=opened)
-        seen = yield from self._pieces(attempt, file, "read a piece", Kind.QUESTION)
+        seen = yield from self._pieces(attempt, file, "read a piece", kind=Kind.QUESTION)
         # Who has opened a file keeps it; parts of an object are asked for by its name.
         blob = first if world.renames else seen[-1]
         if not world.renames and any(each != blob for each in (first, *seen)):
@@ -271,7 +272,7 @@ class Reading:
         world.reading.pop(attempt, None)
         return {"": (blob.size_bytes, blob.digest)}
 
-    def _pieces(self, attempt: Actor, file: NodeFile, what: str, kind: Kind) -> Ops:
+    def _pieces(self, attempt: Actor, file: NodeFile, what: str, *, kind: Kind) -> Ops:
         world = self._world
 
         def piece() -> Blob:
@@ -282,7 +283,8 @@ class Reading:
 
         seen = []
         for _ in range(_PIECES):
-            seen.append((yield Op(kind=kind, what=what, run=piece)))
+            read: Blob = yield Op(kind=kind, what=what, run=piece)
+            seen += [read]
         return seen
 
     def _check(self, attempt: Actor, file: NodeFile, part: str) -> Ops:
@@ -296,7 +298,7 @@ class Reading:
             return read[0].size_bytes
 
         def read_through(_: object) -> Ops:
-            yield from self._pieces(attempt, file, "read a piece", Kind.NODE)
+            yield from self._pieces(attempt, file, "read a piece", kind=Kind.NODE)
             return (yield Op(kind=Kind.QUESTION, what="see its length", run=size))
 
         hands: dict[Fetch, Hand] = {

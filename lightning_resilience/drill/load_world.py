@@ -136,6 +136,7 @@ class LoadWorld:
         if plan.has_older:
             self.older = Older(self, self.nodes[0], "a process of an earlier start")
             self.older.begin()
+            self.older.main.wakes_s = self.now_s + _UNTIL_NEXT_S + plan.older_s
 
     def _fill_caches(self, path: str) -> None:
         key = cache_key(path, expected=self.looks.inspect(path), common="earlier")
@@ -195,7 +196,7 @@ class LoadWorld:
     def _time_passes(self) -> bool:
         living = [actor for actor in self.actors if actor.op is not None and actor.owner.is_alive]
         times = [max(actor.wakes_s, actor.owner.stopped_until_s) for actor in living]
-        times += [self._away_until_s, self.job.lost_at_s or 0.0]
+        times += [self._away_until_s, self.job.lost_at_s or 0.0, self.job.heard_at_s]
         later = [at_s for at_s in times if at_s > self.now_s]
         self.now_s = min(later, default=self.now_s)
         return bool(later)
@@ -263,7 +264,7 @@ class LoadWorld:
     def _may_be_damaged(self) -> None:
         whole = [path for path in self.checks.standing if self.looks.number_of(path) is not None]
         options = [("nothing is damaged", "")]
-        for path in whole[-2:]:
+        for path in whole[-1:]:
             options += [(f"{path}: a bit flips", "damages"), (f"{path}: it is cut", "damages")]
         for node in self.nodes:
             for name in node.files:
