@@ -36,7 +36,7 @@ from lightning_resilience.errors import DrillFailedError
 
 if TYPE_CHECKING:
     from lightning_resilience.core.spool import SpoolEntry
-    from lightning_resilience.drill.load_job import Job
+    from lightning_resilience.drill.load_job import Job, Load
     from lightning_resilience.drill.load_node import Node, NodeFile
     from lightning_resilience.drill.load_process import Actor, Owner
     from lightning_resilience.drill.load_world import LoadWorld
@@ -71,13 +71,12 @@ class LoadChecks:
     def __init__(self, world: LoadWorld) -> None:
         self.standing: dict[str, int] = {}
         self._world = world
-        self._damaged: set[str] = set()
         self._before: dict[str, int] = {}
         self._writing: dict[str, set[object]] = {}
         self._contested: set[str] = set()
         self._refused: dict[tuple[int, str], float] = {}
         self._opened = 0
-        self._choices: list[object] = []
+        self._choices: dict[int, object] = {}
         self._was_disturbed = False
         self._came_late = False
 
@@ -113,7 +112,6 @@ class LoadChecks:
             if path not in self._contested:
                 self.standing[path] = number
             self._contested.discard(path)
-        self._damaged.discard(path)
 
     def removes(self, path: str, owner: Owner) -> None:
         """Note that a checkpoint is about to be removed."""
@@ -137,16 +135,6 @@ class LoadChecks:
     def damages(self, path: str) -> None:
         """Note that a checkpoint is about to be damaged, by nobody's request."""
         self.standing.pop(path, None)
-        self._damaged.add(path)
-
-    def moves_away(self, path: str) -> None:
-        """Note that a person moves a damaged one away."""
-        self._damaged.discard(path)
-
-    def damaged(self) -> list[str]:
-        """Return which of the damaged ones the last load had chosen."""
-        chosen = {rank.choice.seen.path for rank in self._chosen(self._world.job)}
-        return sorted(self._damaged & chosen)
 
     def happened(self, what: str) -> None:
         """Look at the storage."""
@@ -167,18 +155,22 @@ class LoadChecks:
             writing.intersection_update({older})
         job.is_disturbed = self._was_disturbed
         self._opened = 0
-        self._choices = []
+        self._choices = {}
         self._before = {}
 
     def searches(self) -> None:
         """Note that rank 0 begins to search."""
         self._before = dict(self.standing)
 
-    def chose(self, rank: Rank) -> None:
-        """Look at what a rank starts from."""
+    def chose(self, rank: Rank, number: int) -> None:
+        """Look at what a rank starts from.
+
+        Args:
+            rank: The rank.
+            number: How often it has chosen before.
+        """
         choice = rank.choice
-        self._choices.append(choice)
-        if choice != self._choices[0]:
+        if choice != self._choices.setdefault(number, choice):
             self._fail("I8 OneCheckpoint", f"{rank.name} starts from {choice}")
         stayed = [n for path, n in self._before.items() if self.standing.get(path) == n]
         newest = max(stayed, default=0)
@@ -192,9 +184,11 @@ class LoadChecks:
             what = f"{rank.name} starts from step {found}, and step {newest} was published"
             self._fail("I9 NewestLoad", what)
 
-    def returns(self, rank: Rank) -> None:
+    def returns(self, rank: Rank, load: Load) -> None:
         """Look at what a rank has loaded."""
         loaded, choice = rank.loaded, rank.choice
+        if loaded is None and load.error is None:
+            self._fail("I8 OneCheckpoint", f"{rank.name} has loaded nothing, and succeeds")
         if loaded is None or choice is None or choice.seen is None:
             return
         inside = digest_inside(loaded)
@@ -209,24 +203,17 @@ class LoadChecks:
             errors = [repr(rank.main.error) for rank in living]
             if len(set(errors)) > 1:
                 self._fail("I8 OneCheckpoint", f"the ranks end differently: {errors}")
-            chosen = self._chosen(job)
-            if not job.failure and any(rank.loaded is None for rank in chosen):
-                self._fail("I8 OneCheckpoint", "a load succeeds, and a rank has loaded nothing")
-        self._look_for_reason(job)
+        if not self._was_disturbed:
+            self._look_for_reason(job)
 
     def _look_for_reason(self, job: Job) -> None:
-        for report in job.reports:
+        for report in (report for load in job.loads for report in load.reports):
             is_there = all(rank.choice.seen.path in self.standing for rank in self._chosen(job))
-            if "FileNotFoundError" in report.error and is_there and not self._was_disturbed:
+            if report.error.startswith("FileNotFoundError") and is_there:
                 self._fail("I9 FoundLoad", f"rank {report.rank} does not find what is there")
-        if job.troubles or self._was_disturbed:
-            return
         for error in job.errors:
-            if self.standing:
+            if self.standing and not job.troubles:
                 self._fail("I9 FoundLoad", f"{error!r} beside {self.standing}")
-        for rank in self._chosen(job):
-            if job.failure and rank.choice.seen.path in self.standing:
-                self._fail("I9 FoundLoad", f"nothing went wrong, and {job.verdict}")
 
     def is_refused_rightly(self, job: Job) -> bool:
         """Tell whether a start was refused because there is nothing good."""
@@ -254,9 +241,9 @@ class LoadChecks:
         """Look at a reader that opens the checkpoint."""
         world, job = self._world, self._world.job
         self._opened += 1
-        most = world.plan.nodes + 3 * job.troubles
-        if self._opened > most and not self._was_disturbed:
-            what = f"read {self._opened} of {world.plan.nodes} nodes, and {job.troubles} troubles"
+        nodes = world.plan.nodes * len(job.loads)
+        if self._opened > nodes + 3 * job.troubles and not self._was_disturbed:
+            what = f"read {self._opened} of {nodes} nodes, and {job.troubles} troubles"
             self._fail("I7 OneFetch", f"{attempt.name}: {what}")
         refused_s = self._refused.get((file.node.number, file.told))
         if refused_s is not None and refused_s <= attempt.looked_s:

@@ -3,8 +3,9 @@
 """A rank that resumes: what the nodes have left, the choice, the load, and one save after it.
 
 The steps are shipped: ``core.spool`` plans what is published first, ``core.fallback`` chooses,
-``core.fetching`` loads, ``core.joint`` merges what has become of the ranks' parts. Joint operations
-themselves are in other worlds; here the ranks share a list.
+``core.fetching`` loads, ``core.joint`` merges what has become of the ranks' parts, and
+``core.doubts`` has them search again where that was damaged. Joint operations themselves are in
+other worlds; here the ranks share a list.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.core import pipeline
 from lightning_resilience.core.carrying import carried_out
+from lightning_resilience.core.doubts import MAX_STARTS, Doubts
 from lightning_resilience.core.fallback import choosing
 from lightning_resilience.core.fetching import Fetch, loading
 from lightning_resilience.core.pipeline import Progress, Step
@@ -26,6 +28,7 @@ from lightning_resilience.drill.load_reading import Reading
 from lightning_resilience.drill.save_attempt import FAILURES, Kind, Op, question
 from lightning_resilience.drill.save_hands import Hands
 from lightning_resilience.drill.save_storage import FOLDER
+from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 
     from lightning_resilience.core.fallback import Choice
     from lightning_resilience.core.spool import SpoolEntry
-    from lightning_resilience.drill.load_job import Job
+    from lightning_resilience.drill.load_job import Job, Load
     from lightning_resilience.drill.load_node import Node
     from lightning_resilience.drill.load_process import Actor
     from lightning_resilience.drill.load_world import LoadWorld
@@ -131,32 +134,44 @@ class Rank(Saver):
 
     def __init__(self, world: LoadWorld, job: Job, number: int) -> None:
         ranks = world.plan.ranks
-        super().__init__(world, world.nodes[number // ranks], f"rank {number} of {job.load}")
+        super().__init__(world, world.nodes[number // ranks], f"rank {number} of {job.name}")
         self.job = job
         self.number = number
         self.is_first = number % ranks == 0
         self.loaded: Blob | None = None
         self.choice: Choice | None = None
+        self.load: Load | None = None
+        self._doubts = Doubts()
         self._asked = 0
-        self._wants_verdict = False
 
     def life(self) -> Ops:
         """Resume, and save once."""
         yield from self._unspool()
-        self.choice = yield from self._choose()
-        self.world.checks.chose(self)
-        seen = self.choice.seen
-        if seen is None:
-            return
-        yield from self._load(seen)
-        if self.number == 0 and not self.job.failure:
-            yield from self._train(seen.path)
+        path = yield from self._start_from()
+        if path and self.number == 0:
+            yield from self._train(path)
+
+    def _start_from(self) -> Ops:
+        for number in range(MAX_STARTS):
+            self.choice = yield from self._choose()
+            self.world.checks.chose(self, number)
+            seen = self.choice.seen
+            if seen is None:
+                return ""
+            load = self.load = self.job.load(number)
+            yield from self._load(seen, load)
+            self.load = None
+            if load.error is None:
+                return seen.path
+            if not self._doubts.adds(seen.path, load.error):
+                raise CheckpointError(str(load.error)) from load.error
+            self.loaded = None
+            self.world.tell(f"{self.name}: choose again")
+        return ""
 
     def is_overtaken(self) -> bool:
         """Tell whether a rank is lost, or another one has failed for good."""
-        if self._wants_verdict:
-            return self.job.verdict is not None
-        return self.job.is_lost
+        return self.job.is_lost if self.load is None else self.load.verdict is not None
 
     # What earlier starts have left ----------------------------------------------------------------
 
@@ -220,8 +235,11 @@ class Rank(Saver):
         if step is Step.LEAVE:
             return (yield from self._leave(of))
 
+        # What a load has found damaged is read through.
+        through = self.world.looks_through if of in self._doubts else looks
+
         def begin(attempt: Actor) -> None:
-            steps, hands = looks.judging(of)
+            steps, hands = through.judging(of)
             attempt.begin(steps, {each: question(each.value, hands[each]) for each in hands})
 
         return (yield from self.series(f"judge {of}", begin))
@@ -242,9 +260,8 @@ class Rank(Saver):
 
     # The load -------------------------------------------------------------------------------------
 
-    def _load(self, seen: Inspection) -> Ops:
-        self._wants_verdict = True
-        reading = Reading(self, seen)
+    def _load(self, seen: Inspection, load: Load) -> Ops:
+        reading = Reading(self, seen, load)
         hands: dict[Fetch, Callable[[Any], Ops]] = {
             Fetch.PREPARE: lambda _: self._prepare(reading),
             Fetch.ATTEMPTS: lambda _: self.series(
@@ -260,17 +277,18 @@ class Rank(Saver):
         except OvertakenError:
             report = None
         except FAILURES as error:
-            report = OutcomeRecord(rank=self.number, failure="unknown", error=repr(error))
+            text = f"{type(error).__name__}: {error}"
+            report = OutcomeRecord(rank=self.number, failure="unknown", error=text)
         if report is not None:
-            self.job.reported(report)
+            load.reported(report, self.world.now_s)
         yield from self._at_once("let go", reading.release)
         yield Op(
             kind=Kind.WAIT,
             what="wait for the verdict",
             run=bool,
-            blocked=lambda: self.job.verdict is None,
+            blocked=lambda: load.verdict is None,
         )
-        self.world.checks.returns(self)
+        self.world.checks.returns(self, load)
 
     def _prepare(self, reading: Reading) -> Ops:
         if reading.waits_first:
@@ -284,7 +302,6 @@ class Rank(Saver):
 
     def _train(self, started_from: str) -> Ops:
         """Save one checkpoint, and ask for the removal of what the run has started from."""
-        self._wants_verdict = False
         self.retention = self.retention.starting_from(started_from)
         number = self.world.next_number()
         path = self.world.path_of(number)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from lightning_resilience.core.manifest import Manifest
     from lightning_resilience.core.resolution import Inspection
+    from lightning_resilience.drill.load_job import Load
     from lightning_resilience.drill.load_process import Actor
     from lightning_resilience.drill.load_rank import Rank
     from lightning_resilience.drill.save_attempt import Hand, Ops
@@ -55,14 +56,16 @@ class Reading:
     Args:
         rank: The rank.
         seen: What all ranks start from.
+        load: What it is a part of.
     """
 
-    def __init__(self, rank: Rank, seen: Inspection) -> None:
+    def __init__(self, rank: Rank, seen: Inspection, load: Load) -> None:
         self.path = ""
         self.waits_first = rank.world.plan.place is Place.OBJECTS
         self._rank = rank
         self._world = rank.world
         self._seen = seen
+        self._load = load
         self._copies = rank.world.plan.place is not Place.LOCAL
         self._file = self._file_of("", seen) if self._copies else None
         self._readings: list[Actor] = []
@@ -125,11 +128,15 @@ class Reading:
                 self._rank.node.release(self._file.lock(Lock.READING.value), attempt)
 
     def _file_of(self, identity: str, expected: Inspection | None) -> NodeFile:
-        job = self._rank.job
+        load = self._load
         seen = None if identity else self._seen
-        key = cache_key(f"{self._seen.path}{identity}", expected=seen, common=job.load)
-        node = self._rank.node
-        return NodeFile(node=node, key=key, load=job.load, expected=expected, refusals=job.refusals)
+        return NodeFile(
+            node=self._rank.node,
+            key=cache_key(f"{self._seen.path}{identity}", expected=seen, common=load.name),
+            load=load.name,
+            expected=expected,
+            refusals=load.refusals,
+        )
 
     def _known(self) -> NodeFile:
         return self._file or self._file_of("", self._seen)

@@ -84,6 +84,7 @@ class LoadWorld:
         self.storage = SaveStorage()
         self.renames = plan.place is not Place.OBJECTS
         self.looks = _Looks(storage=self.storage, form=Format.FILE, digests=self.renames)
+        self.looks_through = _Looks(storage=self.storage, form=Format.FILE, digests=True)
         room_bytes = plan.room * 2 * WHOLE_BYTES
         self.nodes = [Node(number=each, room_bytes=room_bytes) for each in range(plan.nodes)]
         self.actors: list[Actor] = []
@@ -166,7 +167,6 @@ class LoadWorld:
             self._end_job()
             if is_done:
                 return
-            self._see_to_damaged()
         self.checks.never_resumes()
 
     def _run_job(self) -> None:
@@ -196,7 +196,7 @@ class LoadWorld:
     def _time_passes(self) -> bool:
         living = [actor for actor in self.actors if actor.op is not None and actor.owner.is_alive]
         times = [max(actor.wakes_s, actor.owner.stopped_until_s) for actor in living]
-        times += [self._away_until_s, self.job.lost_at_s or 0.0, self.job.heard_at_s]
+        times += [self._away_until_s, self.job.lost_at_s, self.job.heard_at_s]
         later = [at_s for at_s in times if at_s > self.now_s]
         self.now_s = min(later, default=self.now_s)
         return bool(later)
@@ -279,14 +279,6 @@ class LoadWorld:
         elif name in whole:
             self.checks.damages(name)
             self.storage.damage(name, cuts=how == "it is cut")
-
-    def _see_to_damaged(self) -> None:
-        """Do what a person does who is told that a checkpoint is damaged: move it away."""
-        for path in self.checks.damaged():
-            self.tell(f"a person moves {path} away")
-            self.checks.moves_away(path)
-            self.storage.remove(path)
-            self.storage.remove(manifest_path(path))
 
     # What others ask ------------------------------------------------------------------------------
 

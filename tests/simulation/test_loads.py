@@ -44,7 +44,7 @@ def test_the_jobs_are_not_quiet() -> None:
         "ckpt: it is cut",
         "is not loaded",
         "set run/last",
-        "a person moves",
+        "of start 1: choose again",
         "check a piece",
         "refuse it",
         "make room",
