@@ -1584,5 +1584,18 @@ MUTANTS: tuple[Mutant, ...] = (
         found_by=("I6",),
         of_loads=True,
     ),
+    Mutant(
+        name="a load that finds damage ends the start",
+        story="a person should look at it",
+        edits=(
+            _edit(
+                "core/doubts.py",
+                "        if not url or not is_damage or url in self._urls or is_last:\n",
+                "        if url:\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
 )
 """All of them."""
