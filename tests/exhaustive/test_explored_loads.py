@@ -67,6 +67,7 @@ def test_an_older_process_that_lives_on_breaks_no_promise(place: Place, is_renew
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("place", [Place.OBJECTS, Place.SHARED])
 def test_a_reader_that_is_stopped_and_one_that_is_killed_break_no_promise(place: Place) -> None:
     """On one node with two ranks, at every pair of instants."""
