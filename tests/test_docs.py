@@ -47,6 +47,7 @@ from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.outcome import COUNTS_FOR_BREAKER, SEVERITY
 from lightning_resilience.core.verification import State
 from lightning_resilience.drill.checks import all_checks
+from lightning_resilience.drill.checks_loads import LOAD_CHECKS
 from lightning_resilience.drill.checks_saves import SAVE_CHECKS
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Scenario
@@ -418,7 +419,7 @@ def test_the_correctness_page_names_every_check_at_its_promise() -> None:
     for check in all_checks(World(Scenario(), 0)):
         if isinstance(check, Check):
             expected.setdefault(check.promise, set()).add(type(check).__name__)
-    for promise, names in SAVE_CHECKS.items():
+    for promise, names in (*SAVE_CHECKS.items(), *LOAD_CHECKS.items()):
         expected[promise].update(names)
 
     rows = table_of(CORRECTNESS, "promises")

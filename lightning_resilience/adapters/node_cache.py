@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node's cache of checkpoints: one of its ranks makes a file, the others wait for that.
 
-``core.node_cache`` has the rules. A file is made under a name of its own and appears by a rename.
-Locks are ``flock``, which the kernel takes from a process that dies, however it does; where the
-filesystem has none, every rank reads for itself.
+``core.node_cache`` has the rules, and ``core.fetching`` the order of the steps. A file is made
+under a name of its own and appears by a rename. Locks are ``flock``, which the kernel takes from a
+process that dies, however it does; where the filesystem has none, every rank reads for itself.
 
 =====================================  =============================================================
 name in the cache                      what it is
@@ -12,7 +12,8 @@ name in the cache                      what it is
 ``<key>.ckpt``                         a checkpoint, complete and checked; or an empty file that
                                        says that the one which lies elsewhere was checked
 ``<key>.turn``, ``<key>.reading``      the two locks; the time of the second is the reader's mark
-``<key>-<nonce>.refused``              why the reader of one load has refused it
+``<key>-<load>.refused``               why the reader of one load has refused it
+``<key>-<load>.checked``               an empty file: a rank of that load has made or checked it
 ``.resilience-<key>-<nonce>.staged``   what a reader has made so far
 =====================================  =============================================================
 """
@@ -26,21 +27,14 @@ import logging
 import os
 import shutil
 import threading
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from lightning_resilience.adapters.staging import discard, is_staging_name, staging_name
-from lightning_resilience.core.node_cache import (
-    Kept,
-    Limits,
-    Step,
-    Watch,
-    is_usable,
-    next_step,
-    to_remove,
-    watched,
-)
-from lightning_resilience.errors import CorruptCheckpointError
+from lightning_resilience.core.fetching import Fetch, Lock, There, obtaining, settling
+from lightning_resilience.core.node_cache import Kept, Limits, is_usable, to_remove
+from lightning_resilience.core.pipeline import carry_out
 from lightning_resilience.runtime.system import SystemClock
 
 
@@ -50,12 +44,16 @@ if TYPE_CHECKING:
     from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
 
+    Check: TypeAlias = Callable[[str, CancelToken], None]
+
 
 __all__ = ["NodeFile", "beside_runs", "make_room"]
 
 _NAME: Final = ".node-cache"
 _CLOCK: Final = "now"
 """An empty file, by whose time the filesystem tells its own."""
+_REFUSED: Final = "refused"
+_CHECKED: Final = "checked"
 _POLL_S: Final = 0.02
 _HELD: Final = frozenset({errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN})
 
@@ -162,7 +160,7 @@ class NodeFile:
         key: From ``core.node_cache.cache_key``.
         expected: What rank 0 has seen of a checkpoint that is copied; None for a file that says
             that something was checked.
-        load: A text that the ranks of one load have in common; empty where they have none.
+        load: A text that the ranks of one load have in common, and no other load has.
         patience_s: After how long without a mark a reader counts as stopped or stuck, in seconds;
             less than ``stall_timeout_s``, or who waits would be taken for stalled as well.
         nonce: Makes names.
@@ -196,13 +194,15 @@ class NodeFile:
         """Where it is, once it is there."""
         return str(self._directory / f"{self._key}.ckpt")
 
-    def settle(self, token: CancelToken) -> bool:
+    def settle(self, token: CancelToken, *, check: Check | None = None) -> bool:
         """Wait until the file is there, or it is this rank's turn to ask the storage for it.
 
         Outside of a slot of the storage.
 
         Args:
             token: Told when a reader goes on, and asked whether the caller has given up.
+            check: Raises unless the file that it is given is what is loaded; None where nothing can
+                be there that this load has not made.
 
         Returns:
             Whether it is there.
@@ -210,14 +210,24 @@ class NodeFile:
         Raises:
             CorruptCheckpointError: A reader has refused it.
         """
-        step = self._await(self._turn, token)
-        if token.cancelled:
-            # Whoever has given up has let go of it already, and will not again.
-            self._turn.release()
+        reading = _Lock(self._directory / f"{self._key}.reading")
+        hands = self._hands(token, reading, check=check)
+        try:
+            is_there = carry_out(settling(self._patience_s), hands)
+        finally:
+            if token.cancelled:
+                # Whoever has given up has let go of it already, and will not again.
+                self._turn.release()
         token.raise_if_cancelled()
-        return step is Step.USE
+        return is_there
 
-    def obtain(self, make: Callable[[str, CancelToken], None], token: CancelToken) -> None:
+    def obtain(
+        self,
+        make: Callable[[str, CancelToken], None],
+        token: CancelToken,
+        *,
+        check: Check | None = None,
+    ) -> None:
         """Have the file, made by this rank or by another one.
 
         Inside a slot of the storage: one attempt of several.
@@ -225,23 +235,27 @@ class NodeFile:
         Args:
             make: Makes it, complete and checked, under a name that it is given.
             token: Of the call; told of progress.
+            check: As for ``settle``.
 
         Raises:
             CorruptCheckpointError: It is not what was saved.
             OSError: What the storage or this node's disk raised.
         """
-        if self._readings:
-            # An attempt that was abandoned is still there: it hangs, and others may do better.
-            self.release()
         reading = _Lock(self._directory / f"{self._key}.reading")
-        self._readings.append(reading)
+        beating = _BeatingToken(token, reading)
+        part = self._directory / staging_name(f"{self._key}-{self._nonce()}")
+        hands: dict[Fetch, Callable[[Any], object]] = {
+            **self._hands(token, reading, check=check),
+            Fetch.GIVE_WAY: lambda _: self._give_way(reading),
+            Fetch.SWEEP: lambda _: self._sweep(),
+            Fetch.MAKE: lambda _: make(str(part), beating),
+            Fetch.APPEAR: lambda _: self._appear(part, Path(self.path)),
+            Fetch.REFUSE: self._refuse,
+            Fetch.DISCARD: lambda _: discard(str(part)),
+        }
         try:
-            step = self._await(reading, token)
-            if step is not Step.USE:
-                reading.beat()
-                self._make(make, _BeatingToken(token, reading), alone=step is Step.READ)
+            carry_out(obtaining(self._patience_s), hands)
         finally:
-            reading.release()
             self._readings.remove(reading)
 
     def release(self) -> None:
@@ -252,37 +266,44 @@ class NodeFile:
 
     def remove(self) -> None:
         """Remove the file: nobody else will look for it."""
-        locks = (self._directory / f"{self._key}.{name}" for name in ("turn", "reading"))
-        for path in (Path(self.path), self._refused_path(), *locks):
+        locks = (self._directory / f"{self._key}.{lock.value}" for lock in Lock)
+        told = (self._told_path(what) for what in (_REFUSED, _CHECKED))
+        for path in (Path(self.path), *told, *locks):
             discard(str(path))
 
-    def _await(self, lock: _Lock, token: CancelToken) -> Step:
-        clock = SystemClock()
-        reading = _Lock(self._directory / f"{self._key}.reading")
-        watch, is_told = Watch(since_s=clock.now_s()), False
-        while True:
-            token.raise_if_cancelled()
-            is_there, refusal = self._is_there(), self._refusal()
-            is_settled = is_there or refusal is not None
-            step = next_step(
-                is_there=is_there,
-                is_refused=refusal is not None,
-                has_lock=not is_settled and lock.take(),
-                silent_s=watch.silent_s(clock.now_s()),
-                patience_s=self._patience_s,
-            )
-            if step is Step.REFUSE:
-                raise CorruptCheckpointError(refusal or "")
-            if step is not Step.WAIT:
-                return step
-            if not is_told:
-                _log.info("load waits for another rank of this node: it reads %s", self._shown)
-                is_told = True
-            seen = watched(watch, reading.mark(), now_s=clock.now_s())
-            if seen is not watch:
-                token.progress()
-            watch = seen
-            clock.sleep(_POLL_S)
+    def _hands(
+        self, token: CancelToken, reading: _Lock, *, check: Check | None
+    ) -> dict[Fetch, Callable[[Any], object]]:
+        clock, seen = SystemClock(), _Lock(self._directory / f"{self._key}.reading")
+        locks = {Lock.TURN: self._turn, Lock.READING: reading}
+        pause = partial(self._pause, clock, [])
+        return {
+            Fetch.ASK: lambda _: token.raise_if_cancelled(),
+            Fetch.LOOK: lambda _: self._look(is_checked=check is not None),
+            Fetch.TAKE: lambda lock: locks[lock].take(),
+            Fetch.MARK: lambda _: seen.mark(),
+            Fetch.NOW: lambda _: clock.now_s(),
+            Fetch.HEARD: lambda _: token.progress(),
+            Fetch.PAUSE: pause,
+            Fetch.BEAT: lambda _: reading.beat(),
+            Fetch.RECHECK: lambda _: check and check(self.path, _BeatingToken(token, reading)),
+            Fetch.DROP: lambda _: discard(self.path),
+            Fetch.VOUCH: lambda _: self._told_path(_CHECKED).touch(),
+            Fetch.RELEASE: lambda _: reading.release(),
+        }
+
+    def _pause(self, clock: SystemClock, told: list[str], _of: None, /) -> None:
+        if not told:
+            _log.info("load waits for another rank of this node: it reads %s", self._shown)
+            told.append(self._shown)
+        clock.sleep(_POLL_S)
+
+    def _look(self, *, is_checked: bool) -> There:
+        if not self._is_there():
+            return There(refusal=self._refusal())
+        if self._told_path(_CHECKED).exists():
+            return There(is_there=True)
+        return There(is_left=is_checked, refusal=self._refusal())
 
     def _is_there(self) -> bool:
         try:
@@ -295,41 +316,28 @@ class NodeFile:
             os.utime(self.path)
         return True
 
-    def _refused_path(self) -> Path:
-        return self._directory / f"{self._key}-{self._load}.refused"
+    def _told_path(self, what: str) -> Path:
+        return self._directory / f"{self._key}-{self._load}.{what}"
 
     def _refusal(self) -> str | None:
-        if not self._load:
-            return None
         try:
-            return self._refused_path().read_text(encoding="utf-8")
+            return self._told_path(_REFUSED).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
-    def _make(
-        self, make: Callable[[str, CancelToken], None], token: CancelToken, *, alone: bool
-    ) -> None:
-        if alone:
-            # Of readers that are dead, or were taken over; these find out by their rename.
-            for left in self._directory.glob(staging_name(f"{self._key}-*")):
-                discard(str(left))
-        part = self._directory / staging_name(f"{self._key}-{self._nonce()}")
-        try:
-            make(str(part), token)
-            token.raise_if_cancelled()
-            self._appear(part, Path(self.path))
-        except CorruptCheckpointError as error:
-            self._refuse(str(error))
-            raise
-        finally:
-            discard(str(part))
+    def _give_way(self, reading: _Lock) -> None:
+        if self._readings:
+            self.release()
+        self._readings.append(reading)
+
+    def _sweep(self) -> None:
+        for left in self._directory.glob(staging_name(f"{self._key}-*")):
+            discard(str(left))
 
     def _refuse(self, text: str) -> None:
-        # So that the others do not fetch it, one after the other, to find out the same.
-        if self._load:
-            part = self._directory / staging_name(f"{self._key}-{self._nonce()}")
-            part.write_text(text, encoding="utf-8")
-            part.replace(self._refused_path())
+        part = self._directory / staging_name(f"{self._key}-{self._nonce()}")
+        part.write_text(text, encoding="utf-8")
+        part.replace(self._told_path(_REFUSED))
 
     @staticmethod
     def _appear(part: Path, path: Path) -> None:

@@ -121,9 +121,9 @@ class Step(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Do:
-    """A step, and what it is about: what was staged, or the name of a file; else None."""
+    """A step of some order, and what it is about, such as the name of a file; else None."""
 
-    step: Step
+    step: Enum
     of: Any = None
 
 
@@ -131,7 +131,7 @@ Steps: TypeAlias = Generator[Do, Any, T]
 """An order of steps that ends with a ``T``."""
 
 
-def carry_out(steps: Steps[T], hands: Mapping[Step, Callable[[Any], Any]]) -> T:
+def carry_out(steps: Steps[T], hands: Mapping[Any, Callable[[Any], Any]]) -> T:
     """Carry out one step after the other.
 
     Args:
@@ -153,7 +153,7 @@ def carry_out(steps: Steps[T], hands: Mapping[Step, Callable[[Any], Any]]) -> T:
         return value
 
 
-def _next(steps: Steps[T], hands: Mapping[Step, Callable[[Any], Any]], do: Do) -> Do:
+def _next(steps: Steps[T], hands: Mapping[Any, Callable[[Any], Any]], do: Do) -> Do:
     try:
         answer = hands[do.step](do.of)
     except BaseException as error:  # noqa: BLE001 - the order raises it again

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from lightning_resilience.drill.load_sweep import loads_of_seed, sweep_loads, told_of_loads
 from lightning_resilience.drill.parallel import sweep_on_cores
 from lightning_resilience.drill.random_worlds import random_scenario
 from lightning_resilience.drill.report import failure_lines, is_another_run, story_lines
@@ -34,6 +35,7 @@ __all__ = ["app"]
 
 # They are small: a hundred take half a second.
 _SAVES_PER_SEED: Final = 4
+_LOADS_PER_SEED: Final = 2
 _FAILED: Final = 1
 _WRONG_QUESTION: Final = 2
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -80,6 +82,7 @@ def _sweep(seeds: Sequence[int], scenario: Scenario | None, *, path: str, worker
     _say(tally.lines())
     if scenario is None:
         _sweep_saves(range(_SAVES_PER_SEED * seeds[0], _SAVES_PER_SEED * (seeds[-1] + 1)))
+        _sweep_loads(range(_LOADS_PER_SEED * seeds[0], _LOADS_PER_SEED * (seeds[-1] + 1)))
     typer.echo(f"Every promise was kept, by seeds {seeds[0]} to {seeds[-1]}.")
 
 
@@ -102,6 +105,25 @@ def _replay_saves(seed: int) -> None:
         raise typer.Exit(_FAILED)
 
 
+def _sweep_loads(seeds: Sequence[int]) -> None:
+    steps = 0
+    for run in sweep_loads(seeds):
+        steps += run.steps
+        if run.check:
+            _say([f"A promise was not kept, by the loads of seed {run.seed}.", ""], err=True)
+            _say(told_of_loads(run), err=True)
+            raise typer.Exit(_FAILED)
+    typer.echo(f"loads: {len(seeds):,} jobs, {steps:,} steps of their processes")
+
+
+def _replay_loads(seed: int) -> None:
+    run = loads_of_seed(seed)
+    _say(run.story)
+    _say(told_of_loads(run, lines=0), err=bool(run.check))
+    if run.check:
+        raise typer.Exit(_FAILED)
+
+
 def _differs(run: Run, told: Run) -> list[str]:
     if run.digest == told.digest:
         return []
@@ -113,7 +135,7 @@ def _differs(run: Run, told: Run) -> list[str]:
 
 
 @app.command()
-def main(
+def main(  # noqa: PLR0913 - the options that a person has
     *,
     seed: Annotated[int | None, typer.Option(help="Replay this world and print its story.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds to run.")] = 300,
@@ -127,6 +149,9 @@ def main(
     saves: Annotated[
         int | None, typer.Option(help="Replay this run that saves, and print its story.")
     ] = None,
+    loads: Annotated[
+        int | None, typer.Option(help="Replay this job that resumes, and print its story.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
     ] = None,
@@ -136,6 +161,9 @@ def main(
         raise typer.BadParameter("a digest belongs to one run: give its --seed too (SEED=n).")
     if saves is not None:
         _replay_saves(saves)
+        return
+    if loads is not None:
+        _replay_loads(loads)
         return
     given = _read(scenario)
     if seed is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from lightning_resilience.core.carrying import carried_out
 from lightning_resilience.core.landings import BEFORE_SENDING, Act, Request, blocks
 from lightning_resilience.errors import CallTimeoutError, CheckpointError
 
@@ -130,7 +131,11 @@ class Attempt:
 
     def begin(self, steps: Steps[Any], hands: Mapping[Step, Hand]) -> Attempt:
         """Come to the first thing to do."""
-        self._ops = _operations(steps, hands)
+        return self.set_out(carried_out(steps, hands))
+
+    def set_out(self, ops: Ops) -> Attempt:
+        """Come to the first of some operations."""
+        self._ops = ops
         self._resume(lambda: next(self._ops))
         return self
 
@@ -185,21 +190,6 @@ class Attempt:
 
 def _nothing() -> Ops:
     yield from ()
-
-
-def _operations(steps: Steps[Any], hands: Mapping[Step, Hand]) -> Ops:
-    answer: Any = None
-    failure: Exception | None = None
-    while True:
-        try:
-            do = steps.send(answer) if failure is None else steps.throw(failure)
-        except StopIteration as end:
-            return end.value
-        answer = failure = None
-        try:
-            answer = yield from hands[do.step](do.of)
-        except FAILURES as error:
-            failure = error
 
 
 def question(what: str, ask: Callable[[Any], Any]) -> Hand:

@@ -44,6 +44,7 @@ class Mutant:
         found_by: Beginnings of the names of the checks that may find it: of the promise it breaks.
         scenarios: Scenario files to try before the random worlds, without folder and suffix.
         of_saves: Whether it is hunted in worlds of saves, and not in those of jobs.
+        of_loads: Whether it is hunted in those of loads.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Mutant:
     found_by: tuple[str, ...]
     scenarios: tuple[str, ...] = ()
     of_saves: bool = False
+    of_loads: bool = False
 
 
 def _edit(file: str, old: str, new: str) -> Edit:
@@ -1312,5 +1314,288 @@ MUTANTS: tuple[Mutant, ...] = (
     *_WORKERS,
     *_MUSTER,
     *_SAVES,
+    Mutant(
+        name="whoever has the lock reads again",
+        story="it would not have been free otherwise",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "        if has_lock:\n"
+                "            # Whoever had it may have made the file since that look.\n"
+                "            seen = yield Do(Fetch.LOOK)\n",
+                "",
+            ),
+        ),
+        found_by=("I7",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="a second reader does not wait for the first",
+        story="two are faster than one",
+        edits=(
+            _edit(
+                "core/node_cache.py",
+                "silent_s >= patience_s else",
+                "silent_s >= 0 else",
+            ),
+        ),
+        found_by=("I5",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="a reader that is stuck is never replaced",
+        story="its lock says that it reads",
+        edits=(
+            _edit(
+                "core/node_cache.py",
+                "    return Step.TAKE_OVER if silent_s >= patience_s else Step.WAIT",
+                "    return Step.WAIT",
+            ),
+        ),
+        found_by=("I3",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="a reader that goes on is replaced all the same",
+        story="it has read for longer than the patience",
+        edits=(
+            _edit(
+                "core/node_cache.py",
+                "    return before if mark == before.mark else Watch(mark=mark, since_s=now_s)",
+                "    return Watch(mark=mark, since_s=before.since_s)",
+            ),
+        ),
+        found_by=("I5",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="each look at a reader begins its silence anew",
+        story="it was just seen to hold its lock",
+        edits=(
+            _edit(
+                "core/node_cache.py",
+                "    return before if mark == before.mark else Watch(mark=mark, since_s=now_s)",
+                "    return Watch(mark=mark, since_s=now_s)",
+            ),
+        ),
+        found_by=("I3",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="silence is counted from before the mark was seen",
+        story="the clock was read a moment ago",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "        now_s = yield Do(Fetch.NOW)\n        before, watch =",
+                "        before, watch =",
+            ),
+        ),
+        found_by=("I5",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="what has arrived is not compared with its manifest",
+        story="its length is right",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "    if manifest is not None:\n"
+                "        yield Do(Fetch.CONTENTS, (manifest, contents))\n"
+                "    is_described",
+                "    is_described",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="what was fetched is not compared with what rank 0 has chosen",
+        story="it is the manifest's, which is there to be compared with",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "    if expected is not None:\n        _compare",
+                "    if expected is None:\n        _compare",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="what an earlier start has left is used as it is",
+        story="it was checked when it was fetched",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "    try:\n        yield Do(Fetch.RECHECK)\n    except",
+                "    try:\n        yield Do(Fetch.BEAT)\n    except",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="what is in use is removed for want of room",
+        story="what comes in is needed more",
+        edits=(
+            _edit(
+                "core/node_cache.py",
+                "(is_crowded and unused_s > limits.in_use_s)",
+                "is_crowded",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="a file is read where it is, and nobody looks again",
+        story="it was checked a moment ago",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "    # Not before: whoever has opened it keeps what it was then.\n"
+                "    yield Do(Fetch.CONFIRM)\n",
+                "",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="the oldest candidate is inspected first",
+        story="the order of a listing is as good as any",
+        edits=(
+            _edit(
+                "core/resolution.py",
+                "    return sorted(set(candidates), key=rank, reverse=True)",
+                "    return sorted(set(candidates), key=rank)",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="no older one is looked at where the newest is damaged",
+        story="a person should see to it",
+        edits=(
+            _edit(
+                "core/fallback.py",
+                "        (rejected if seen.rejected else doubted).append(seen)\n    chosen",
+                "        (rejected if seen.rejected else doubted).append(seen)\n"
+                "        break\n"
+                "    chosen",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="damaged checkpoints are no checkpoints",
+        story="there is nothing to start from",
+        edits=(
+            _edit(
+                "core/fallback.py",
+                "    if not allow_fresh_start:\n        raise CheckpointError(refused)\n",
+                "    if not allow_fresh_start:\n        return Choice()\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="of what nodes have left the oldest is published",
+        story="first come, first served",
+        edits=(
+            _edit(
+                "core/spool.py",
+                "key=lambda one: (_age(one[2]), -one[0])):",
+                "key=lambda one: (_age(one[2]), -one[0]), reverse=True):",
+            ),
+        ),
+        found_by=(
+            "I6",
+            "I9",
+        ),
+        of_loads=True,
+    ),
+    Mutant(
+        name="what a reader has refused the next one reads as well",
+        story="it may have had bad luck",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "        yield Do(Fetch.REFUSE, str(error))\n",
+                "",
+            ),
+        ),
+        found_by=("I7",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="what has no manifest is not read through",
+        story="nothing is there to compare it with",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "    if not is_described:\n",
+                "    if not is_described and expected is None:\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="a reader that has failed keeps its lock",
+        story="it will try again",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "        yield Do(Fetch.RELEASE)\n        yield Do(Fetch.DISCARD)\n        raise\n",
+                "        yield Do(Fetch.DISCARD)\n        raise\n",
+            ),
+        ),
+        found_by=("I3",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="a load has succeeded once one rank has it",
+        story="the others will come by it as well",
+        edits=(
+            _edit(
+                "core/joint.py",
+                "    first = min(reports, key=",
+                "    first = max(reports, key=",
+            ),
+        ),
+        found_by=("I8",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="what all ranks have resumed from is removed",
+        story="a newer one is there and verified",
+        edits=(
+            _edit(
+                "core/retention.py",
+                "        if removal.path in self.started_from:\n",
+                "        if False:\n",
+            ),
+        ),
+        found_by=("I6",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="a load that finds damage ends the start",
+        story="a person should look at it",
+        edits=(
+            _edit(
+                "core/doubts.py",
+                "        if not url or not is_damage or url in self._urls or is_last:\n",
+                "        if url:\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
 )
 """All of them."""

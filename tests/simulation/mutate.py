@@ -140,10 +140,11 @@ def run_worlds(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fails_without(found: dict[str, Any], *, of_saves: bool = False) -> bool:
+def fails_without(found: dict[str, Any], *, of_saves: bool = False, of_loads: bool = False) -> bool:
     """Tell whether the package itself, with no bug in it, fails in the world of a find."""
     task = {
         "of_saves": of_saves,
+        "of_loads": of_loads,
         "scenarios": [found["path"]] if found["path"] else [],
         "seeds": [found["seed"]] if found["path"] else [],
         "worlds": [] if found["path"] else [found["seed"]],
@@ -168,6 +169,7 @@ def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
     spared: list[tuple[str, int]] = []
     task = {
         "of_saves": mutant.of_saves,
+        "of_loads": mutant.of_loads,
         "scenarios": [str(SCENARIOS / f"{name}.yaml") for name in mutant.scenarios],
         "seeds": list(range(SEEDS_PER_SCENARIO)),
         "worlds": list(range(worlds)),
@@ -178,7 +180,8 @@ def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
         plant(mutant, Path(folder))
         while True:
             found = run_worlds(Path(folder), task)
-            if "path" not in found or not fails_without(found, of_saves=mutant.of_saves):
+            kind = {"of_saves": mutant.of_saves, "of_loads": mutant.of_loads}
+            if "path" not in found or not fails_without(found, **kind):
                 return Hunt(mutant=mutant, **found)
             spared.append((found["path"], found["seed"]))
 

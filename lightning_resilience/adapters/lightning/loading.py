@@ -23,7 +23,7 @@ import io
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
 
@@ -40,11 +40,12 @@ from lightning_resilience.adapters.staging import stage
 from lightning_resilience.adapters.storage import is_local
 from lightning_resilience.adapters.trees import PIECE_BYTES
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.fetching import Fetch, checking, examining, fetching
 from lightning_resilience.core.node_cache import cache_key, is_copied
-from lightning_resilience.core.resolution import Inspection, difference
+from lightning_resilience.core.pipeline import carry_out
 from lightning_resilience.core.shards import Form
 from lightning_resilience.core.verification import State, of_undescribed
-from lightning_resilience.errors import CheckpointError, CorruptCheckpointError
+from lightning_resilience.errors import CorruptCheckpointError
 
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.lightning.mappings import Mappings
     from lightning_resilience.adapters.staging import Staged, StagedWriter
     from lightning_resilience.adapters.storage import Place, Storage
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.ports import CancelToken
 
 
@@ -105,6 +107,7 @@ class TorchLoad(Work):
             # As Lightning does: what comes from a web server is trusted unless somebody says no.
             self._options["weights_only"] = False
         self._path = ""
+        self._checked = ""
         self._file: NodeFile | None = None
 
     @property
@@ -121,7 +124,7 @@ class TorchLoad(Work):
         # What is a file has to be looked at first, and that is for the guard to repeat.
         if not is_local(self.url):
             file = self._copy_of()
-            if file.settle(token):
+            if file.settle(token, check=self._recheck):
                 self._path = file.path
 
     def attempt(self, token: CancelToken) -> str:
@@ -137,15 +140,16 @@ class TorchLoad(Work):
         kind = filesystem_kind(place.path) if place.store.is_local else None
         if is_copied(kind):
             copy = self._copy_of()
-            copy.obtain(partial(self._fetch, place), token)
+            copy.obtain(partial(self._fetch, place), token, check=self._recheck)
             return copy.path
         found = self._find(place)
+        self._checked = _identity(place.path)
         if not self._common or found["type"] == "directory":
             self._check(place, token)
             return place.path
         # What an earlier attempt has may be another file's by now.
         self.give_up()
-        self._file = self._file_of(_identity(place.path), expected=None)
+        self._file = self._file_of(self._checked, expected=None)
         self._file.obtain(partial(self._mark_checked, place), token)
         return place.path
 
@@ -157,6 +161,15 @@ class TorchLoad(Work):
             return self._mappings.load(path, self._options)
         with Path(path).open("rb") as file:
             return _load(file, token, self._options)
+
+    def confirm(self) -> None:
+        """Look whether a file that was read where it is was replaced since it was checked.
+
+        Raises:
+            OSError: It was, or is gone.
+        """
+        if self._checked and _identity(self.storage.place(self.url).path) != self._checked:
+            self._disagree("it was replaced after it had been checked, and before it was read")
 
     def give_up(self) -> None:
         """Let another rank of the node read."""
@@ -194,21 +207,22 @@ class TorchLoad(Work):
 
     def _fetch(self, place: Place, path: str, token: CancelToken) -> None:
         """Copy it to this node, and check the copy."""
-        size_bytes, manifest = None, None
-        if not self._is_web:
-            # A web server need not answer questions.
-            size_bytes = self._find(place).get("size")
-            manifest = check_in_place(place, token, digests=False)
-        make_room(self.storage.cache_directory, incoming_bytes=size_bytes or 0)
-        copied = stage(partial(_copy, place, token), path, token)
-        if size_bytes not in {None, copied.size_bytes}:
-            arrived = f"{copied.size_bytes} bytes of {redacted(self.url)} arrived"
-            message = f"{arrived}, but it has {size_bytes}"
-            raise CheckpointError(message)
-        if manifest is not None:
-            check_contents(place, manifest, _contents(copied), token=token)
-        with Path(path).open("rb") as file:
-            self._examine(file, copied.size_bytes, is_described=manifest is not None, token=token)
+        hands: dict[Fetch, Callable[[Any], object]] = {
+            Fetch.FIND: lambda _: self._find(place).get("size"),
+            Fetch.MANIFEST: lambda _: check_in_place(place, token, digests=False),
+            Fetch.ROOM: lambda size: make_room(self.storage.cache_directory, incoming_bytes=size),
+            Fetch.COPY: lambda _: _contents(stage(partial(_copy, place, token), path, token)),
+            Fetch.CONTENTS: lambda of: check_contents(place, *of, token=token),
+        }
+        # A web server need not answer questions.
+        steps = fetching(self._expected, may_ask=not self._is_web, shown=redacted(self.url))
+        carry_out(steps, {**hands, **_Inside(path, token, self.url).hands()})
+
+    def _recheck(self, path: str, token: CancelToken) -> None:
+        """Look into what an earlier load has left on this node."""
+        inside, shown = _Inside(path, token, self.url), redacted(self.url)
+        steps = examining(self._expected, inside.size_bytes(), is_described=False, shown=shown)
+        carry_out(steps, inside.hands())
 
     # A file on a local disk -----------------------------------------------------------------------
 
@@ -227,54 +241,65 @@ class TorchLoad(Work):
 
     def _check(self, place: Place, token: CancelToken) -> None:
         """Read it through where it is."""
-        manifest = check_in_place(place, token, digests=True)
-        with place.fs.open(place.path, "rb") as file:
-            size_bytes = file.seek(0, io.SEEK_END)
-            file.seek(0)
-            self._examine(file, size_bytes, is_described=manifest is not None, token=token)
-
-    # Whether it is what it should be --------------------------------------------------------------
-
-    def _examine(
-        self, file: Any, size_bytes: int, *, is_described: bool, token: CancelToken
-    ) -> None:
-        # Order: what differs from what rank 0 has seen may be an older state, or have suffered on
-        # its way, and is read again. What is damaged as rank 0 has seen it stays so.
-        if self._expected is not None:
-            self._compare(file, self._expected, size_bytes=size_bytes, token=token)
-        if is_described:
-            return
-        state, reason = of_undescribed(Form.FILE, {"": examine(file, token)})
-        if state is State.CORRUPT:
-            message = (
-                f"{redacted(self.url)} cannot be loaded: {reason}. Name another checkpoint as "
-                "ckpt_path, or move this one out of its directory and start again."
-            )
-            raise CorruptCheckpointError(message)
-
-    def _compare(
-        self, file: Any, expected: Inspection, *, size_bytes: int | None, token: CancelToken
-    ) -> None:
-        different = difference(expected, size_bytes=size_bytes)
-        if different:
-            self._disagree(different)
-        marked = MarkedFile(file, token)
-        try:
-            digest = contents_digest(io.BufferedReader(marked)) if expected.digest else ""
-        except DAMAGED as error:
-            if marked.error is not None:
-                raise marked.error from error
-            self._disagree(f"it is damaged on this rank: {error}")
-        different = difference(expected, digest=digest)
-        if different:
-            self._disagree(different)
-        file.seek(0)
+        steps = checking(self._expected, shown=redacted(self.url))
+        inside = _Inside(place.path, token, self.url)
+        hands: dict[Fetch, Callable[[Any], object]] = {
+            Fetch.MANIFEST: lambda _: check_in_place(place, token, digests=True),
+            Fetch.READ: lambda _: inside.size_bytes(),
+        }
+        carry_out(steps, {**hands, **inside.hands()})
 
     def _disagree(self, how: str) -> NoReturn:
         # As a handle that went stale: a network filesystem may show this rank an older state, and
         # a later attempt may see what rank 0 sees.
         message = f"this is not the checkpoint that rank 0 has chosen: {how}"
         raise OSError(errno.ESTALE, message, redacted(self.url))
+
+
+class _Inside:
+    """What looks into a file on this node."""
+
+    def __init__(self, path: str, token: CancelToken, url: str) -> None:
+        self._path = Path(path)
+        self._token = token
+        self._url = url
+
+    def hands(self) -> dict[Fetch, Callable[[Any], object]]:
+        """Return what carries out the steps that do so."""
+        return {Fetch.DIGEST: lambda _: self._digest(), Fetch.EXAMINE: lambda _: self._examine()}
+
+    def size_bytes(self) -> int:
+        """Return its length."""
+        return self._path.stat().st_size
+
+    def _open(self) -> IO[bytes]:
+        try:
+            return self._path.open("rb")
+        except FileNotFoundError as error:
+            # Of the copy, not of the checkpoint: what is not there is final, and this is not.
+            message = "another reader has taken over, and removed what this one had copied"
+            raise OSError(errno.ESTALE, message, redacted(self._url)) from error
+
+    def _digest(self) -> tuple[str, str]:
+        with self._open() as file:
+            marked = MarkedFile(file, self._token)
+            try:
+                return contents_digest(io.BufferedReader(marked)), ""
+            except DAMAGED as error:
+                if marked.error is not None:
+                    raise marked.error from error
+                return "", f"it is damaged on this rank: {error}"
+
+    def _examine(self) -> None:
+        with self._open() as file:
+            seen = examine(file, self._token)
+        state, reason = of_undescribed(Form.FILE, {"": seen})
+        if state is State.CORRUPT:
+            message = (
+                f"{redacted(self._url)} cannot be loaded: {reason}. Name another checkpoint as "
+                "ckpt_path, or move this one out of its directory and start again."
+            )
+            raise CorruptCheckpointError(message)
 
 
 def _identity(path: str) -> str:

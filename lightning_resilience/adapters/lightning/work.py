@@ -17,6 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.filesystem import renew_client
+from lightning_resilience.core.carrying import carried_out
+from lightning_resilience.core.fetching import Fetch, loading
 from lightning_resilience.protocols.diverted import OtherWay, guard_or_divert
 from lightning_resilience.protocols.effects import Call, Now
 from lightning_resilience.protocols.guard import Guarded, guard
@@ -91,6 +93,9 @@ class Work(ABC):
         """Make the result of what an attempt returned, once."""
         del token
         return value
+
+    def confirm(self) -> None:  # noqa: B027 - most read what nobody changes
+        """Raise where what was checked is not what ``finish`` has read."""
 
     def rebuild(self) -> None:
         """Make a fresh client, after credentials were refused."""
@@ -211,17 +216,42 @@ def carry_out(
         return (yield from guard_or_divert(circuit, call, other, started_at_s=started_at_s))
     if not work.has_steps:
         return (yield from guard(circuit, call, started_at_s))
-    # These cannot mark their progress: they are somebody else's code.
-    yield Call(work.prepare, timeout_s=call.policy.deadline_s)
-    done = Guarded(value=None, attempts=0, elapsed_s=0.0)
-    if work.needs_storage:
-        try:
-            done = yield from guard(circuit, call, started_at_s)
-        except BaseException:
-            work.give_up()
-            raise
-    value = yield Call(partial(work.finish, done.value), timeout_s=call.policy.deadline_s)
-    return replace(done, value=value)
+    done: Guarded = yield from carried_out(
+        loading(), _hands(work, call, partial(guard, circuit, call, started_at_s))
+    )
+    return done
+
+
+def _hands(
+    work: Work, call: GuardedCall, attempts: Callable[[], Protocol[Guarded]]
+) -> dict[Fetch, Callable[[Any], Protocol[Any]]]:
+    # What comes before and after cannot mark its progress: it is somebody else's code.
+    timeout_s = call.policy.deadline_s
+
+    def prepare(_: object) -> Protocol[bool]:
+        yield Call(work.prepare, timeout_s=timeout_s)
+        return work.needs_storage
+
+    def give_up(_: object) -> Protocol[None]:
+        work.give_up()
+        yield from ()
+
+    def confirm(_: object) -> Protocol[None]:
+        work.confirm()
+        yield from ()
+
+    def finish(done: Guarded | None) -> Protocol[Guarded]:
+        before = done or Guarded(value=None, attempts=0, elapsed_s=0.0)
+        value = yield Call(partial(work.finish, before.value), timeout_s=timeout_s)
+        return replace(before, value=value)
+
+    return {
+        Fetch.PREPARE: prepare,
+        Fetch.ATTEMPTS: lambda _: attempts(),
+        Fetch.GIVE_UP: give_up,
+        Fetch.FINISH: finish,
+        Fetch.CONFIRM: confirm,
+    }
 
 
 def hand_over(work: Work, started_at_s: float) -> Protocol[Guarded]:

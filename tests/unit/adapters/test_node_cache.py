@@ -9,7 +9,7 @@ import os
 import threading
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typing_extensions import Self
@@ -102,9 +102,16 @@ class GivesUp(RecordingToken):
         super().raise_if_cancelled()
 
 
+def good(path: str, _token: CancelToken) -> None:
+    """Find in the cache what was fetched."""
+    if Path(path).read_bytes() != b"data":
+        message = "a bit has flipped"
+        raise CorruptCheckpointError(message)
+
+
 def test_what_one_rank_has_made_the_others_use(tmp_path: Path) -> None:
-    """They do not even ask for their turn, and neither does a later start."""
-    first, second = rank_of(tmp_path), rank_of(tmp_path, load="2")
+    """They do not even ask for their turn."""
+    first, second = rank_of(tmp_path), rank_of(tmp_path)
 
     assert not first.settle(RecordingToken())
     first.obtain(write, RecordingToken())
@@ -112,6 +119,57 @@ def test_what_one_rank_has_made_the_others_use(tmp_path: Path) -> None:
     assert second.settle(RecordingToken())
     second.obtain(never, RecordingToken())
     assert Path(second.path).read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("waits_first", [True, False])
+def test_what_an_earlier_start_has_left_is_checked_once_and_used(
+    tmp_path: Path, waits_first: Any
+) -> None:
+    """By one rank of the node, inside a slot or outside of one; nobody asks the storage for it."""
+    rank_of(tmp_path).obtain(write, RecordingToken())
+    first, second = rank_of(tmp_path, load="2"), rank_of(tmp_path, load="2")
+    checked: list[str] = []
+
+    def check(path: str, token: CancelToken) -> None:
+        checked.append(path)
+        good(path, token)
+
+    assert not waits_first or first.settle(RecordingToken(), check=check)
+    first.obtain(never, RecordingToken(), check=check)
+
+    assert second.settle(RecordingToken(), check=check)
+    assert checked == [first.path]
+
+
+@pytest.mark.parametrize("waits_first", [True, False])
+def test_what_a_disk_has_changed_since_an_earlier_start_is_fetched_again(
+    tmp_path: Path, waits_first: Any
+) -> None:
+    """Its length is right, and one bit is not: nobody loads it."""
+    rank_of(tmp_path).obtain(write, RecordingToken())
+    file = rank_of(tmp_path, load="2")
+    Path(file.path).write_bytes(b"dat\0")
+
+    assert not (waits_first and file.settle(RecordingToken(), check=good))
+    file.obtain(write, RecordingToken(), check=good)
+
+    assert Path(file.path).read_bytes() == b"data"
+
+
+def test_a_check_that_was_given_up_says_nothing_of_the_file(tmp_path: Path) -> None:
+    """It stays, and another rank has its turn to check it."""
+    rank_of(tmp_path).obtain(write, RecordingToken())
+    first, second = rank_of(tmp_path, load="2"), rank_of(tmp_path, load="2")
+    token = RecordingToken()
+
+    def give_up(_path: str, given: CancelToken) -> None:
+        token.cancelled = True
+        given.raise_if_cancelled()
+
+    with pytest.raises(CallTimeoutError):
+        first.settle(token, check=give_up)
+
+    assert second.settle(RecordingToken(), check=good)
 
 
 def test_it_appears_when_it_is_complete(tmp_path: Path) -> None:

@@ -6,24 +6,27 @@ from __future__ import annotations
 
 import io
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from lightning_resilience.adapters import staging
+from lightning_resilience.adapters.lightning import loading
 from lightning_resilience.adapters.lightning.discovery import inspect
 from lightning_resilience.adapters.lightning.loading import TorchLoad, on_cpu
 from lightning_resilience.adapters.manifests import write_manifest
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.trees import digest_of_open
 from lightning_resilience.core.manifest import Origin, manifest_of
+from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.errors import CheckpointError, CorruptCheckpointError
 from tests.tokens import RecordingToken
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from lightning_resilience.adapters.storage import Place
     from lightning_resilience.core.resolution import Inspection
@@ -149,6 +152,96 @@ def test_what_has_suffered_since_rank_zero_looked_is_refused(
 
     # A bit of a tensor shows in no table of contents: that is its checksum's to find.
     assert isinstance(caught.value, CorruptCheckpointError) is (how == "one flipped bit")
+
+
+def fetched(storage: Storage, seen: Inspection, *, common: str) -> Path:
+    """Fetch it for one load, and return where it is on the node."""
+    numbers = count()
+    work = TorchLoad(
+        storage,
+        seen.path,
+        nonce=lambda: f"n{common}-{next(numbers)}",
+        options={"map_location": on_cpu, "weights_only": True},
+        expected=seen,
+        common=common,
+    )
+    try:
+        work.prepare(RecordingToken())
+        return Path(work.attempt(RecordingToken()))
+    finally:
+        work.close()
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_what_the_disk_of_a_node_has_changed_is_fetched_again(
+    how: str, storage: Storage, tmp_path: Path
+) -> None:
+    """What an earlier start has left was good then, and is read through before it is used."""
+    url = put(storage, "memory://", saved(), tmp_path=tmp_path, described=False)
+    seen = inspect(storage, RecordingToken(), url=url)
+    copy = fetched(storage, seen, common="1")
+    copy.write_bytes(DAMAGES[how](copy.read_bytes()))
+
+    again = fetched(storage, seen, common="2")
+
+    assert again == copy
+    assert again.read_bytes() == saved()
+
+
+def test_what_an_earlier_start_has_left_is_not_fetched_again(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is what it was, the storage is asked for none of it."""
+    url = put(storage, "memory://", saved(), tmp_path=tmp_path, described=False)
+    seen = inspect(storage, RecordingToken(), url=url)
+    copy = fetched(storage, seen, common="1")
+
+    def refuse(*_args: object, **_options: object) -> None:
+        pytest.fail("it was fetched again")
+
+    monkeypatch.setattr(storage.place(url).fs, "open", refuse)
+
+    assert fetched(storage, seen, common="2") == copy
+
+
+def test_a_reader_that_was_taken_over_does_not_miss_the_checkpoint(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy was removed by another reader: that passes, and is not what storage has said."""
+    url = put(storage, "memory://", saved(), tmp_path=tmp_path, described=False)
+    seen = inspect(storage, RecordingToken(), url=url)
+
+    def lose(write: Any, path: str, token: Any) -> Any:
+        staged = staging.stage(write, path, token)
+        Path(path).unlink()
+        return staged
+
+    monkeypatch.setattr(loading, "stage", lose)
+
+    with pytest.raises(OSError, match="another reader has taken over") as caught:
+        fetched(storage, seen, common="1")
+
+    assert classify(caught.value, reading=True).failure is FailureClass.TRANSIENT
+
+
+@pytest.mark.parametrize("common", ["1", ""])
+def test_a_local_file_that_is_replaced_after_its_check_is_not_what_is_loaded(
+    common: str, storage: Storage, tmp_path: Path
+) -> None:
+    """A process of an earlier start that still lives may save under the same name."""
+    url = put(storage, "file", saved(), tmp_path=tmp_path, described=True)
+    seen = inspect(storage, RecordingToken(), url=url)
+    options = {"map_location": on_cpu, "weights_only": True}
+    work = TorchLoad(storage, url, nonce=lambda: "n", options=options, expected=seen, common=common)
+    work.attempt(RecordingToken())
+    work.confirm()
+    newer = tmp_path / "newer"
+    newer.write_bytes(saved())
+    newer.replace(url)
+
+    with pytest.raises(OSError, match="replaced after it had been checked"):
+        work.confirm()
+    work.close()
 
 
 @pytest.mark.parametrize("stale", [-10, 10])
