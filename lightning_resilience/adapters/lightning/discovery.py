@@ -13,6 +13,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.archives import examine
 from lightning_resilience.adapters.contents import DAMAGED, contents_digest
 from lightning_resilience.adapters.lightning.sharded_work import look
 from lightning_resilience.adapters.listings import modified_s
@@ -20,13 +21,14 @@ from lightning_resilience.adapters.manifests import check_contents, read_manifes
 from lightning_resilience.adapters.marked_file import MarkedFile
 from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.set_aside import identify
-from lightning_resilience.adapters.trees import digest_of_file
+from lightning_resilience.adapters.trees import below, digest_of_file, digest_of_open
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.fallback import judging
 from lightning_resilience.core.manifest import difference
 from lightning_resilience.core.pipeline import Step, carry_out
 from lightning_resilience.core.resolution import Candidate, Found, Inspection, sort_names
 from lightning_resilience.core.shards import UNFINISHED, Form
+from lightning_resilience.core.verification import State, of_undescribed
 from lightning_resilience.errors import CorruptCheckpointError
 
 
@@ -124,7 +126,9 @@ def inspect(storage: Storage, token: CancelToken, *, url: str) -> Inspection:
     return Inspection(path=url, size_bytes=size_bytes, digest=digest)
 
 
-def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> Inspection:
+def verify(
+    storage: Storage, token: CancelToken, *, url: str, is_ours: bool, is_doubted: bool = False
+) -> Inspection:
     """Look at a candidate as closely as can be done where it is.
 
     Beside ``inspect``, it is compared with its manifest, where it has one: a local file is read
@@ -137,6 +141,7 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
         token: Of the call; told of progress.
         url: Where it is.
         is_ours: Whether it is in a format of ours, which can be looked into.
+        is_doubted: Whether a load of it has found damage: it is read through, wherever it is.
 
     Returns:
         What was seen; its mark where it is known to be damaged and may be set aside.
@@ -151,7 +156,7 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
         Step.INSPECT: lambda _: (
             inspect(storage, token, url=url) if is_ours else _inspect_foreign(place, url)
         ),
-        Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours),
+        Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours, is_doubted=is_doubted),
         Step.IDENTIFY: lambda _: identify(storage, url, token),
     }
     return carry_out(judging(), hands)
@@ -163,7 +168,7 @@ def _inspect_foreign(place: Place, url: str) -> Inspection:
     return Inspection(path=url, doubt="nobody can look into its format" if is_tree else "")
 
 
-def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str | None:
+def _differs(place: Place, token: CancelToken, *, is_ours: bool, is_doubted: bool) -> str | None:
     if not is_ours and find_info(place.fs, place.path) is None:
         # What stands for a checkpoint in a format of the user's is not known.
         return None
@@ -172,8 +177,8 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str | None:
     except CorruptCheckpointError as error:
         return str(error)
     if manifest is None:
-        return None
-    found = _found(place, manifest, token)
+        return _looks_damaged(place, token) if is_doubted and is_ours else None
+    found = _found(place, manifest, token, is_doubted=is_doubted)
     if found is None:
         return ""
     try:
@@ -183,8 +188,18 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str | None:
     return ""
 
 
+def _looks_damaged(place: Place, token: CancelToken) -> str | None:
+    """Read through what has no manifest; return why it is damaged, None where it looks whole."""
+    item = find_info(place.fs, place.path)
+    if item is None or item["type"] == "directory":
+        return None
+    with place.fs.open(place.path, "rb") as file:
+        state, reason = of_undescribed(Form.FILE, {"": examine(file, token)})
+    return reason if state is State.CORRUPT else None
+
+
 def _found(
-    place: Place, manifest: Manifest, token: CancelToken
+    place: Place, manifest: Manifest, token: CancelToken, *, is_doubted: bool
 ) -> dict[str, tuple[int, str | None]] | None:
     """Return what is there of what a manifest lists; None where the storage tells no sizes."""
     item = find_info(place.fs, place.path)
@@ -196,12 +211,21 @@ def _found(
         # What a user has put there besides does not make it damaged.
         there = {name: size for name, size in sizes.items() if name in manifest.contents}
         told: dict[str, tuple[int, str | None]]
+        if is_doubted:
+            return {name: _read_through(place, name, token) for name in there}
         told = {name: (size, None) for name, size in there.items() if size is not None}
         return told if len(told) == len(there) else None
+    if is_doubted:
+        return {"": _read_through(place, "", token)}
     if item.get("size") is None:
         return None
     digest = digest_of_file(Path(place.path), token) if place.store.is_local else None
     return {"": (item["size"], digest)}
+
+
+def _read_through(place: Place, name: str, token: CancelToken) -> tuple[int, str]:
+    with place.fs.open(below(place.path, name), "rb") as file:
+        return digest_of_open(file, token)
 
 
 def _name(item: Mapping[str, Any]) -> str:
