@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -74,9 +75,8 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     folder = SHARED_MEMORY / f"lightning-resilience-tests-{os.getpid()}"
     folder.mkdir()
     yield folder
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+    # The node's spool directory is in it as well: a start looks there for what was left.
+    shutil.rmtree(folder)
 
 
 def torn(folder: Path) -> list[str]:

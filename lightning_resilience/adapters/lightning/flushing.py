@@ -65,7 +65,9 @@ class Flushing:
         self._session = session
         self._root = os.fspath(trainer.default_root_dir)
         self.is_due = False
-        """Whether a save was spooled or a removal put off, the same on every rank."""
+        """Whether a save has been spooled, the same on every rank."""
+        self.puts_off = False
+        """Whether a removal was put off, the same on every rank."""
         self.left_s: Callable[[], float | None] = lambda: None
         """Tells how long this process may still run, in seconds; None where nobody says so."""
         self._is_failing = False
@@ -76,19 +78,22 @@ class Flushing:
         for name, hook in (("on_exception", self._take_note), ("teardown", self._tear_down)):
             patches.replace(strategy, name, partial(hook, getattr(strategy, name)))
 
-    def flush(self) -> None:
-        """Have all ranks wait until nothing waits on rank 0's node, and nothing is to be removed.
+    def flush(self, left_s: float | None) -> None:
+        """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
 
-        For a bounded time.
+        What was put off is removed then as well.
+
+        Args:
+            left_s: How long this process may still run, in seconds; None where nobody says so.
 
         Raises:
             JointError: The same on every rank; also where storage has refused what had waited.
         """
         session = self._session
-        if not self.is_due:
+        if not self.is_due and not self.puts_off:
             return
         spooling = session.alone.spooling
-        timeout_s = flush_s(session.spool, left_s=self.left_s())
+        timeout_s = flush_s(session.spool, left_s=left_s)
         self._has_waited = True
 
         def wait(token: CancelToken) -> str:
@@ -109,7 +114,7 @@ class Flushing:
         spooling = self._session.alone.spooling
         try:
             if not self._is_failing:
-                self.flush()
+                self.flush(None)
             elif spooling is not None and not self._has_waited:
                 # What storage has refused is named when the spool is closed; the exception stays.
                 with contextlib.suppress(Exception):

@@ -269,7 +269,7 @@ def _keep_books(
     if session.operations > operations and (callback.save_top_k > 0 or callback.save_last):
         is_put_off = session.clear_up(f"{os.fspath(callback.dirpath).rstrip('/')}/")
         if is_put_off and session.flushing is not None:
-            session.flushing.is_due = True
+            session.flushing.puts_off = True
 
 
 def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments

@@ -162,13 +162,14 @@ class Termination:
         return self._came_at_s + self._granted_s - self._clock.now_s()
 
     @property
-    def ends_in_s(self) -> float | None:
-        """How long this process may still run, in seconds, ≥ 0, once it stops; None for no limit.
+    def remaining_s(self) -> float | None:
+        """How long this process may still run once all ranks stop, in seconds, ≥ 0.
 
-        It may have had no signal itself: then the rank that had one has told it.
+        Whichever rank was told to stop; None for as long as they like.
         """
-        ends_at_s = self._ends_at_s
-        return None if ends_at_s is None else max(0.0, ends_at_s - self._clock.now_s())
+        if self._ends_at_s is None:
+            return None
+        return max(0.0, self._ends_at_s - self._clock.now_s())
 
     def items(self) -> list[AgendaItem]:
         """Return what this process asks of all ranks: to stop, once a signal has come."""

@@ -65,7 +65,7 @@ class Stopping:
         self._termination = termination
         self._patches = patches
         if session.flushing is not None:
-            session.flushing.left_s = lambda: termination.ends_in_s
+            session.flushing.left_s = lambda: termination.remaining_s
 
     def __call__(self, record: AgendaRecord) -> None:
         """Save if there is time, and leave ``fit``.
@@ -116,7 +116,7 @@ class Stopping:
         if background is not None:
             background.settle()
         if self._session.flushing is not None:
-            self._session.flushing.flush()
+            self._session.flushing.flush(self._termination.remaining_s)
 
     def _is_requeued(self, record: AgendaRecord) -> bool:
         number = requeue_signal(self._trainer)

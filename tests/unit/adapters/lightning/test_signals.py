@@ -238,11 +238,11 @@ def test_a_stopping_process_knows_how_long_it_may_run(
 ) -> None:
     """Also one that had no signal itself; until it stops, nobody has said anything."""
     termination = make()
-    before_s = termination.ends_in_s
+    before_s = termination.remaining_s
 
     termination.stop(granted_s)
 
-    assert (before_s, termination.ends_in_s) == (None, left_s)
+    assert (before_s, termination.remaining_s) == (None, left_s)
 
 
 def test_a_background_thread_waits_no_longer_once_training_ends(
