@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING
 from lightning_resilience.drill.checks_breaker import FencedResults, OneProbe
 from lightning_resilience.drill.checks_budget import PaidRetries
 from lightning_resilience.drill.checks_conduct import BoundedCost, BoundedKeys, KnownErrors
+from lightning_resilience.drill.checks_deferred import Deferrals
 from lightning_resilience.drill.checks_duties import (
     ClearedVotes,
     DueClaims,
@@ -91,6 +92,7 @@ def all_checks(world: World) -> list[Observer]:
         PaidRetries(facts),
         CheapCalls(facts),
         OneVerdict(facts),
+        Deferrals(facts),
         HonestVerdicts(facts),
         PromptVerdicts(facts),
         DueClaims(facts),
