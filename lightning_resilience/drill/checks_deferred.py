@@ -51,6 +51,7 @@ class Deferrals(Check):
         self._first_s: dict[tuple[int, int], float] = {}
         self._worker_left_s: dict[tuple[int, int], float] = {}
         self._left_s: dict[str, float] = {}
+        self._deferred: set[str] = set()
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at how a rank leaves a joint operation."""
@@ -63,11 +64,14 @@ class Deferrals(Check):
         deferred = result is not None and is_deferred(result.final)
         if deferred:
             self._must_have_reason(now_s, operation)
+            self._deferred.add(process.name)
             self._first_s.setdefault(number, now_s)
             if process.rank == WORKER and operation.has_work and result.value is None:
                 self.fail(f"{process.name} defers a save that is neither made nor staged")
-        elif result is not None and not result.final.failure:
-            self._must_be_settled(operation)
+        else:
+            self._deferred.discard(process.name)
+            if result is not None and not result.final.failure:
+                self._must_be_settled(operation)
         self._must_not_be_late(now_s, operation, number)
         self._left_s[process.name] = now_s
 
@@ -81,7 +85,7 @@ class Deferrals(Check):
             fault.at_s <= now_s and fault.at_s + fault.for_s >= since_s for fault in self._gone
         )
         # One that had deferred before is in a store that it has not had a verdict from.
-        if not was_gone and operation.number - 1 not in operation.unsettled:
+        if not was_gone and process.name not in self._deferred:
             self.fail(
                 f"{process.name} defers joint operation {operation.number}, and the store's server "
                 "was there all the time"

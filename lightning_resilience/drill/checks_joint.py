@@ -287,7 +287,8 @@ class OneVerdict(Check):
         if error.lost_ranks != (process.rank,) or operation.result is not None:
             self.fail(f"{process.name} could not learn the verdict, and its error is {error!r}")
         since_s = self._before_s.get(process.name, 0.0)
-        if not self.facts.had_trouble(process, since_s):
+        has_deferred = process.name in self._deferred
+        if not has_deferred and not self.facts.had_trouble(process, since_s):
             self.fail(
                 f"{process.name} could not learn the verdict of joint operation "
                 f"{operation.number}, and the store has answered all the time"
