@@ -9,6 +9,7 @@ refuses is it known that no server is there: one that does not answer may be it.
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 
 __all__ = ["knock"]
@@ -28,14 +29,18 @@ def knock(address: tuple[str, int], timeout_s: float) -> None:
     host, port = address
     failures: list[OSError] = []
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM):
-        try:
-            with socket.socket(family, kind, protocol) as client:
-                client.settimeout(timeout_s)
-                client.connect(place)
-        except OSError as error:
-            failures.append(error)
-        else:
+        failure = _failure_of(socket.socket(family, kind, protocol), place, timeout_s)
+        if failure is None:
             return
-    raise next(
-        (error for error in failures if not isinstance(error, ConnectionRefusedError)), failures[0]
-    )
+        failures.append(failure)
+    raise min(failures, key=lambda failure: isinstance(failure, ConnectionRefusedError))
+
+
+def _failure_of(client: socket.socket, place: Any, timeout_s: float) -> OSError | None:
+    with client:
+        client.settimeout(timeout_s)
+        try:
+            client.connect(place)
+        except OSError as error:
+            return error
+    return None

@@ -153,7 +153,7 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"{e.op}: the shared store answers again after {e.lost_for_s:.1f} s"
     ),
     ev.OperationDeferred: lambda e: (
-        f"{e.op} {e.seq} is left without an answer from the others, and training goes on: {e.reason}"
+        f"{e.op} {e.seq} is left without a verdict, and training goes on: {e.reason}"
     ),
     ev.DeferralsSettled: lambda e: (
         f"the shared store is there again with {e.op} {e.seq}, and {e.number} "

@@ -32,12 +32,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from lightning_resilience.core.muster import named
-from lightning_resilience.core.records import VERSION, FinalRecord
+from lightning_resilience.core.records import VERSION, FinalRecord, decode, encode
+from lightning_resilience.core.spool import DEFERRABLE, is_spooled
 from lightning_resilience.errors import ConfigError, JointUnavailableError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 __all__ = [
@@ -49,14 +50,22 @@ __all__ = [
     "default_defer_after_s",
     "deferred_final",
     "gone_error",
+    "has_another_way",
     "is_deferred",
     "names_answer",
+    "names_in",
     "others_error",
     "store_loss_policy",
+    "told_names",
     "undone_error",
+    "unsettled_statement",
 ]
 
 _DEFERRED: Final = "deferred: "
+_OF_ONE: Final = DEFERRABLE | {"flush"}
+_MOST_TOLD: Final = 2**16
+"""Bytes of a listing that all ranks are told: some thousand names."""
+
 _MOST_KEPT: Final = 32
 """Operations without a verdict, and failures, of which a rank still knows; a save point has four
 operations, and of an older one nobody can do anything any more."""
@@ -165,11 +174,18 @@ class SettledRecord(msgspec.Struct, frozen=True, kw_only=True):
         v: Version of the format.
         before: Number of the operation in which rank 0 is; it has left all before.
         failures: Verdicts of those that had failed, by number.
+        has_spooled: Whether a save of the run was spooled.
     """
 
     v: int = VERSION
     before: int
     failures: dict[str, FinalRecord] = {}
+    has_spooled: bool = False
+
+
+class _Names(msgspec.Struct, frozen=True, kw_only=True):
+    v: int = VERSION
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,26 +195,37 @@ class Unsettled:
     Args:
         deferred: Numbers of those that it has deferred, and has not heard of since.
         failures: Verdicts that it has returned and that were failures, by number.
+        has_spooled: Whether it knows that a save of the run was spooled.
     """
 
     deferred: tuple[int, ...] = ()
     failures: Mapping[int, FinalRecord] = field(default_factory=dict)
+    has_spooled: bool = False
+
+    @property
+    def may_be_spooled(self) -> bool:
+        """Whether something may wait on rank 0's node, as far as this rank knows."""
+        return self.has_spooled or bool(self.deferred)
 
     def with_deferred(self, seq: int) -> Unsettled:
         """Return what is known once another one is deferred."""
         return replace(self, deferred=(*self.deferred, seq)[-_MOST_KEPT:])
 
+    def with_detail(self, detail: str) -> Unsettled:
+        """Return what is known once a save has ended with ``detail``."""
+        return replace(self, has_spooled=self.has_spooled or is_spooled(detail))
+
     def with_verdict(self, seq: int, final: FinalRecord) -> Unsettled:
         """Return what is known once a verdict was returned."""
         if not final.failure:
-            return self
+            return self.with_detail(final.detail)
         kept = dict([*self.failures.items(), (seq, final)][-_MOST_KEPT:])
         return replace(self, failures=kept)
 
     def record(self, seq: int) -> SettledRecord:
         """Return what rank 0 tells the others when it comes to an operation."""
         failures = {str(number): final for number, final in self.failures.items()}
-        return SettledRecord(before=seq, failures=failures)
+        return SettledRecord(before=seq, failures=failures, has_spooled=self.has_spooled)
 
     def heard(self, told: SettledRecord | None) -> tuple[Unsettled, dict[int, FinalRecord]]:
         """Return what is still unknown after rank 0 has told, and what had failed of the rest."""
@@ -207,7 +234,8 @@ class Unsettled:
         known = [seq for seq in self.deferred if seq < told.before]
         failed = {seq: told.failures[str(seq)] for seq in known if str(seq) in told.failures}
         rest = tuple(seq for seq in self.deferred if seq >= told.before)
-        return replace(self, deferred=rest), failed
+        has_spooled = self.has_spooled or told.has_spooled
+        return replace(self, deferred=rest, has_spooled=has_spooled), failed
 
 
 def deferred_final(op: str, *, subject: str, workers: tuple[int, ...], why: str) -> FinalRecord:
@@ -246,6 +274,57 @@ def undone_error(op: str, *, seq: int, rank: int, subject: str, cause: str) -> E
         "in the spool's directory where that is what was missing."
     )
     return JointUnavailableError(message, op=op, seq=seq, first_rank=rank, lost_ranks=(rank,))
+
+
+def has_another_way(
+    op: str,
+    *,
+    workers: tuple[int, ...],
+    defer_after_s: float | None,
+    is_spooled: bool,
+    is_answered: bool,
+) -> bool:
+    """Tell whether a joint operation is left without a verdict where the store is gone.
+
+    Args:
+        op: Its name.
+        workers: Ranks that have work.
+        defer_after_s: How long the server must be gone; None where nothing is deferred.
+        is_spooled: Whether a checkpoint that it saves may wait on the node.
+        is_answered: Whether every rank knows the answer to a question by itself.
+    """
+    is_of_one = op in _OF_ONE and len(workers) == 1
+    return defer_after_s is not None and is_of_one and is_spooled and is_answered
+
+
+def told_names(names: Iterable[str]) -> str:
+    """Return what all ranks are told of a directory's names; empty where they are too many."""
+    text = encode(_Names(names=tuple(sorted(names)))).decode()
+    return text if len(text) <= _MOST_TOLD else ""
+
+
+def names_in(told: str) -> frozenset[str] | None:
+    """Return the names that ``told_names`` has told; None where it has told nothing."""
+    if not told:
+        return None
+    return frozenset(decode(_Names, told.encode(), key="names in a directory").names)
+
+
+def unsettled_statement(unsettled: Unsettled) -> str:
+    """Return what is said at the end of a run of what its ranks never agreed on; empty for nothing.
+
+    Args:
+        unsettled: What this rank knows.
+    """
+    number = len(unsettled.deferred)
+    if not number:
+        return ""
+    return (
+        f"the shared store was gone at the end of the run, and has not come back: the last "
+        f"{number} operation{'s' if number > 1 else ''} of the ranks had no answer from each "
+        "other. What rank 0 has saved since was kept on its node, and is in storage unless a line "
+        "of its own says where it lies; the next start of this training on that node publishes it."
+    )
 
 
 def names_answer(name: str, *, saved: bool, names: frozenset[str] | None) -> str:

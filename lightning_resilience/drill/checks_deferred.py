@@ -99,7 +99,9 @@ class Deferrals(Check):
                 f"know how {operation.unsettled} have ended"
             )
 
-    def _must_not_be_late(self, now_s: float, operation: Operation, number: tuple[int, int]) -> None:
+    def _must_not_be_late(
+        self, now_s: float, operation: Operation, number: tuple[int, int]
+    ) -> None:
         process = operation.process
         first_s, worker_s = self._first_s.get(number), self._worker_left_s.get(number)
         if first_s is None or worker_s is None or self._was_held_up(process, first_s):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a drill is about: the world, what the ranks do in it, and what goes wrong when.
 
-A scenario is data and nothing else. Together with a seed it decides a run: what it leaves open (which
-clock, how late) is drawn from the seed. Times are seconds of the virtual clock.
+A scenario is data and nothing else. Together with a seed it decides a run: what it leaves open, as
+which clock and how late, is drawn from the seed. Times are seconds of the virtual clock.
 
 The range of a field is in its annotation, from where reading a file takes it. What fields have to
 do with each other is checked whenever a scenario is made, also by a program.

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["patience_of"]
 
 
-def patience_of(
-    member: Member, op: str, *, seq: int, may_be_deferred: bool = False
-) -> Persistence:
+def patience_of(member: Member, op: str, *, seq: int, may_be_deferred: bool = False) -> Persistence:
     """Return how a rank repeats its store operations.
 
     Args:
