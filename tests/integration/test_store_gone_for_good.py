@@ -106,7 +106,7 @@ def start(
     folder: Path,
     *rules: Rule,
     port: int,
-    steps: tuple[int, ...] = (LAST_STEP_BEFORE,),
+    meets: tuple[int, ...] = (LAST_STEP_BEFORE,),
     options: dict[str, Any] | None = None,
     **how: Any,
 ) -> Gone:
@@ -117,7 +117,7 @@ def start(
         folder=f"faulty://{folder}/checkpoints",
         group_timeout_s=40.0,
         options={"on_outage": "spool", "joint": JOINT, **(options or {})},
-        before=partial(add, home, steps),
+        before=partial(add, home, meets),
         **how,
     )
     plan = FaultPlan.write(folder / "plan", *rules)
@@ -130,9 +130,7 @@ def test_training_goes_on_to_its_end_without_the_store(
 ) -> None:
     """Every checkpoint is in storage, the ranks believe the same, and the end says what it was."""
     store = {"store": f"tcp://127.0.0.1:{server.port}"}
-    gone = start(
-        *(warm_python, tmp_path), port=group_port, options=store, ranks=ranks, steps=(3,)
-    )
+    gone = start(*(warm_python, tmp_path), port=group_port, options=store, ranks=ranks)
 
     gone.at(3)
     server.kill()
@@ -173,9 +171,7 @@ def test_what_was_deferred_is_settled_in_the_next_store(
 ) -> None:
     """The server comes back empty: the ranks agree again, and nothing is left to be settled."""
     store = {"store": f"tcp://127.0.0.1:{server.port}"}
-    gone = start(
-        warm_python, tmp_path, port=group_port, options=store, steps=(3, 5), **{"every": 2}
-    )
+    gone = start(*(warm_python, tmp_path), port=group_port, options=store, meets=(3, 5), steps=6)
     gone.at(3)
     server.kill()
     gone.go(3)
@@ -190,12 +186,64 @@ def test_what_was_deferred_is_settled_in_the_next_store(
     for process in gone.running.ranks:
         assert "is left without a verdict" in process.text()
         assert "that had been left without it" in process.text()
-        assert "save 2" not in process.text().partition("that had been left without it")[2]
     assert "was gone at the end" not in gone.running.ranks[0].text()
 
 
 def cut_off(home: Path, port: int, trainer: Any) -> None:
     """Let rank 1 reach the store on a way of its own."""
     if os.environ["RANK"] == "1":
-        os.environ[STORE_VARIABLE] = f"tcp://127.0.0.1:{port}"
+        os.environ["LIGHTNING_RESILIENCE_STORE"] = f"tcp://127.0.0.1:{port}"
     add(home, (LAST_STEP_BEFORE,), trainer)
+
+
+def test_a_rank_that_hears_nothing_defers_nothing(
+    warm_python: WarmPython, tmp_path: Path, group_port: int, server: Server
+) -> None:
+    """One rank has no way to a store that is well: it raises, and no rank goes on without it."""
+    cable = Cable(server.port)
+    home = tmp_path / "job"
+    job = Job(
+        folder=f"faulty://{tmp_path}/checkpoints",
+        group_timeout_s=40.0,
+        options={"on_outage": "spool", "joint": {"joint_timeout_s": 6.0, "defer_after_s": 1.0}},
+        before=partial(cut_off, home, cable.port),
+    )
+    home.mkdir()
+    url = {"LIGHTNING_RESILIENCE_STORE": f"tcp://127.0.0.1:{server.port}"}
+    try:
+        running = lightning_job.start(warm_python, job, home, port=group_port, environment=url)
+        running.until((home / "reached-3").exists, what="step 3")
+        cable.cut()
+        (home / "go-3").touch()
+        reports = running.wait()
+    finally:
+        cable.close()
+
+    assert [report["error"] for report in reports] == ["JointError", "JointUnavailableError"], (
+        running.told()
+    )
+    assert not any("without a verdict" in process.text() for process in running.ranks)
+
+
+def test_a_server_that_does_not_answer_is_not_gone(
+    warm_python: WarmPython, tmp_path: Path, group_port: int, server: Server
+) -> None:
+    """A frozen server refuses nobody: the save waits for it, and goes well once it thaws."""
+    store = {"store": f"tcp://127.0.0.1:{server.port}"}
+    gone = start(warm_python, tmp_path, port=group_port, options=store)
+
+    gone.at(3)
+    server.freeze()
+    gone.go(3)
+    gone.running.until(
+        lambda: "exists: the shared store has not answered" in gone.running.ranks[1].text(),
+        what="the wait for the store",
+    )
+    # Longer than it would take to defer.
+    time.sleep(2 * JOINT["defer_after_s"])
+    server.thaw()
+    reports = gone.running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], gone.running.told()
+    assert gone.running.names() == gone.job.expected
+    assert not any("without a verdict" in process.text() for process in gone.running.ranks)
