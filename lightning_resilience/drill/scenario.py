@@ -90,8 +90,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         spread_s: Each rank begins each operation up to this much later, in seconds.
         on_outage: What a joint operation does while storage is ill: ``wait`` or ``fail``.
         when_open: What a call does while the circuit is open: ``wait`` or ``raise``.
-        joint_timeout_s: Silence after which a rank is lost, in seconds; by default what follows
-            from a process group's timeout of half an hour.
+        joint_timeout_s: Silence after which a rank is lost, in seconds; 0.8 × half an hour.
         defer_after_s: After how long without a store a save is deferred, in seconds; 0 for never.
     """
 
@@ -245,7 +244,7 @@ class Pause(_Strike, frozen=True, kw_only=True, tag="pause"):
 
 
 class Interrupt(_Strike, frozen=True, kw_only=True, tag="interrupt"):
-    """Processes are interrupted as by Ctrl-C; they end once they have said their last words.
+    """Processes are interrupted as by Ctrl-C, say their last words, and end.
 
     Args:
         at_s: When, in seconds.

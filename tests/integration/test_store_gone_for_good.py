@@ -7,12 +7,10 @@ from __future__ import annotations
 import os
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch
 import pytest
-
 
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
@@ -23,6 +21,7 @@ from tests.lightning_job import HANG_S, Job, store_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.lightning_job import Running
     from tests.warm_python import WarmPython

@@ -153,22 +153,23 @@ def test_all_ranks_wait_for_the_spool_at_the_end_where_something_may_be_in_it() 
     ],
 )
 def test_whether_a_name_is_taken_is_answered_from_what_all_know(
+    *,
     saved: bool,
     names: frozenset[str] | None,
-    answer: str,  # noqa: FBT001
+    answer: str,
 ) -> None:
-    """What the run has saved, or has found at its start, is taken; where nobody knows, none says."""
+    """What the run has saved, or found at its start, is taken; where nobody knows, none says."""
     assert names_answer("a.ckpt", saved=saved, names=names) == answer
 
 
 @given(names=st.sets(st.text(max_size=20), max_size=30))
 def test_names_are_told_as_they_are(names: set[str]) -> None:
     """Every rank reads what rank 0 has listed."""
-    assert names_in(told_names(names)) == names
+    assert names_in(told_names(names)) == frozenset(names)
 
 
 def test_a_listing_that_is_too_long_is_not_told() -> None:
-    """The shared store is no place for a hundred thousand names, and part of them would be wrong."""
+    """The shared store is no place for 100,000 names, and a part of them would be wrong."""
     assert told_names(f"step={step}.ckpt" for step in range(100_000)) == ""
     assert names_in("") is None
 
