@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.store_loss import is_deferred
-from lightning_resilience.drill.facts import Check
+from lightning_resilience.drill.facts import EPSILON_S, Check
 from lightning_resilience.drill.process import WORKER
 from lightning_resilience.drill.scenario import StoreGone
 
@@ -89,6 +89,21 @@ class Deferrals(Check):
             self.fail(
                 f"{process.name} defers joint operation {operation.number}, and the store's server "
                 "was there all the time"
+            )
+        self._must_have_waited(now_s, process)
+
+    def _must_have_waited(self, now_s: float, process: Process) -> None:
+        """Look, at the first loss of all, whether it has lasted; a later one is known already."""
+        since_s = [
+            fault.at_s for fault in self._gone if fault.at_s <= now_s < fault.at_s + fault.for_s
+        ]
+        if self.facts.life or process.name in self._deferred or not since_s:
+            return
+        waited_s = now_s - min(since_s)
+        if waited_s * process.host.clock.rate < self._after_s - EPSILON_S:
+            self.fail(
+                f"{process.name} defers after {waited_s:.3f} s without a server; defer_after_s is "
+                f"{self._after_s:g}"
             )
 
     def _must_be_settled(self, operation: Operation) -> None:
