@@ -94,17 +94,22 @@ class Deferrals(Check):
 
     def _must_have_waited(self, now_s: float, process: Process) -> None:
         """Look, at the first loss of all, whether it has lasted; a later one is known already."""
-        since_s = [
-            fault.at_s for fault in self._gone if fault.at_s <= now_s < fault.at_s + fault.for_s
-        ]
-        if self.facts.life or process.name in self._deferred or not since_s:
+        if self.facts.life or process.name in self._deferred:
             return
-        waited_s = now_s - min(since_s)
-        if waited_s * process.host.clock.rate < self._after_s - EPSILON_S:
+        waited_s = now_s - self._gone_since_s(now_s)
+        if 0 < waited_s * process.host.clock.rate < self._after_s - EPSILON_S:
             self.fail(
                 f"{process.name} defers after {waited_s:.3f} s without a server; defer_after_s is "
                 f"{self._after_s:g}"
             )
+
+    def _gone_since_s(self, now_s: float) -> float:
+        """Return since when the server has been gone, also where one fault follows on another."""
+        since_s = now_s
+        for fault in sorted(self._gone, key=lambda each: each.at_s, reverse=True):
+            if fault.at_s <= since_s <= fault.at_s + fault.for_s:
+                since_s = fault.at_s
+        return since_s
 
     def _must_be_settled(self, operation: Operation) -> None:
         process = operation.process

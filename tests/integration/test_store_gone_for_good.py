@@ -102,7 +102,7 @@ class Gone:
 
 def start(
     warm_python: WarmPython,
-    folder: Path,
+    place: Path,
     *rules: Rule,
     port: int,
     meets: tuple[int, ...] = (LAST_STEP_BEFORE,),
@@ -110,16 +110,15 @@ def start(
     **how: Any,
 ) -> Gone:
     """Start a job of two ranks or more."""
-    home = folder / "job"
+    home = place / "job"
     home.mkdir()
     job = Job(
-        folder=f"faulty://{folder}/checkpoints",
+        **{"folder": f"faulty://{place}/checkpoints", **how},
         group_timeout_s=40.0,
         options={"on_outage": "spool", "joint": JOINT, **(options or {})},
         before=partial(add, home, meets),
-        **how,
     )
-    plan = FaultPlan.write(folder / "plan", *rules)
+    plan = FaultPlan.write(place / "plan", *rules)
     return Gone(job, lightning_job.start(warm_python, job, home, port=port, plan=plan), home)
 
 
@@ -143,6 +142,36 @@ def test_training_goes_on_to_its_end_without_the_store(
     log = gone.running.ranks[0].text()
     assert "is left without a verdict, and training goes on: nobody listens" in log
     assert "the shared store was gone at the end of the run" in log
+
+
+@pytest.mark.parametrize(("protocol", "save_last"), [("faulty://", True), ("", "link")])
+def test_links_and_removals_need_no_store_either(
+    warm_python: WarmPython,
+    tmp_path: Path,
+    group_port: int,
+    server: Server,
+    protocol: str,
+    save_last: Any,
+) -> None:
+    """Only the newest is there in the end, and ``last.ckpt`` is it."""
+    gone = start(
+        *(warm_python, tmp_path),
+        port=group_port,
+        options={"store": f"tcp://127.0.0.1:{server.port}"},
+        folder=f"{protocol}{tmp_path}/checkpoints",
+        steps=6,
+        checkpoint={"save_top_k": 1, "save_last": save_last},
+    )
+
+    gone.at(3)
+    server.kill()
+    gone.go(3)
+    reports = gone.running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], gone.running.told()
+    assert gone.running.names() == ["last.ckpt", "step=6.ckpt"], gone.running.told()
+    assert gone.running.steps() == [6, 6]
+    assert len({(report["best"], report["last"]) for report in reports}) == 1
 
 
 def test_what_cannot_be_published_either_is_left_with_a_statement(
