@@ -322,7 +322,17 @@ class StoreError(ResilienceError):
 
 
 class StoreUnavailableError(StoreError):
-    """The shared store did not answer. It may have executed the operation all the same."""
+    """The shared store did not answer. It may have executed the operation all the same.
+
+    Args:
+        message: What happened.
+        is_refused: Whether the store's own host has said that no server is there: then it is away
+            for everybody. False says nothing.
+    """
+
+    def __init__(self, message: str, *, is_refused: bool = False) -> None:
+        super().__init__(message)
+        self.is_refused = is_refused
 
 
 class CorruptRecordError(StoreError):

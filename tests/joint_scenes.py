@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.errors import StoreUnavailableError
@@ -30,7 +31,10 @@ def saving(
     *,
     seqs: Sequence[int] = (1,),
     run: Callable[[], Protocol[Any]] | None = None,
+    instead: Callable[[str], Protocol[Any]] | None = None,
     trains_s: float = 0.0,
+    between_s: float = 0.0,
+    enlists: bool = True,
     **options: Any,
 ) -> Protocol[list[JointResult]]:
     """One rank: begin, train for a while, then one joint operation for each number."""
@@ -38,7 +42,7 @@ def saving(
     waiting = patience(dependency)
     yield from begin(mine, new_incarnation=True)
     with suppress(StoreUnavailableError):
-        who = yield from enlist(who)
+        who = (yield from enlist(who)) if enlists else who
     yield Sleep(trains_s)
 
     def work() -> Protocol[Any]:
@@ -49,8 +53,10 @@ def saving(
         operation = joint(mine, waiting, **{"seq": seq, **options})
         mine_to_do: Part | None = None
         if who.rank in operation.workers:
-            mine_to_do = part(run or work, rank=who.rank)
+            mine_to_do = replace(part(run or work, rank=who.rank), instead=instead)
         results.append((yield from perform(who, operation, mine_to_do)))
+        if between_s:
+            yield Sleep(between_s)
     return results
 
 

@@ -56,7 +56,9 @@ class Lost:
 
 @dataclass(frozen=True)
 class Away:
-    """The store does not perform the effect, and does not answer."""
+    """The store does not perform the effect, and does not answer; or its host says it is gone."""
+
+    is_refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,9 @@ class World:
     ) -> None:
         value = None if isinstance(fault, Away) else self._perform(effect)
         if isinstance(fault, Away | Lost):
-            throw(StoreUnavailableError(f"no answer to {type(effect).__name__}"))
+            is_refused = isinstance(fault, Away) and fault.is_refused
+            text = f"no answer to {type(effect).__name__}"
+            throw(StoreUnavailableError(text, is_refused=is_refused))
         else:
             send(value)
 

@@ -117,7 +117,7 @@ class Seat:
         )
         run_id = connection.keys.run_id
         joint_timeout_s = options.joint.timeout_s(process_group_timeout_s=timeout_s)
-        waits = options.joint.on_store_loss == "wait"
+        store_terms = options.joint.store_terms(process_group_timeout_s=timeout_s)
         return DcpSession(
             member=Member(
                 keys=Keys(run_id=run_id, incarnation=terms.incarnation),
@@ -126,7 +126,8 @@ class Seat:
                 timeout_s=joint_timeout_s,
                 beat_s=options.joint.beat_s(process_group_timeout_s=timeout_s),
                 on_outage=options.joint.on_outage,
-                store_patience_s=joint_timeout_s if waits else 0.0,
+                # There is no spool for it, so nothing is deferred.
+                store_patience_s=store_terms.store_patience_s,
             ),
             policy=options.policy,
             driver=connection.driver,

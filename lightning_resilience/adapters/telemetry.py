@@ -152,6 +152,14 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     ev.StoreReturned: lambda e: (
         f"{e.op}: the shared store answers again after {e.lost_for_s:.1f} s"
     ),
+    ev.OperationDeferred: lambda e: (
+        f"{e.op} {e.seq} is left without a verdict, and training goes on: {e.reason}"
+    ),
+    ev.DeferralsSettled: lambda e: (
+        f"the shared store is there again with {e.op} {e.seq}, and {e.number} "
+        f"operation{'s' if e.number > 1 else ''} that had been left without it "
+        f"{'are' if e.number > 1 else 'is'} settled"
+    ),
     ev.RecordVanished: lambda e: (
         f"the record {e.key} is gone (epoch {e.epoch} was the last): the store came back empty, "
         "the record is rebuilt"

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import threading
 import weakref
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from torch.distributed import (
     TCPStore,
 )
 
+from lightning_resilience.adapters.knocking import knock
 from lightning_resilience.adapters.store_connection import StoreClient, StoreConnection, no_check
 from lightning_resilience.errors import ConfigError, CorruptRecordError, StoreUnavailableError
 
@@ -285,7 +285,8 @@ class TorchStore:
                 f"{operation} of {key!r} on {self._target.label} failed (timeout "
                 f"{self._timeout_s:g} s): {type(error).__name__}: {reason}. {advice}"
             )
-            raise StoreUnavailableError(text) from error
+            is_refused = isinstance(error, ConnectionRefusedError)
+            raise StoreUnavailableError(text, is_refused=is_refused) from error
 
 
 def _open(target: _Target, timeout_s: float, is_suspect: bool) -> StoreClient:  # noqa: FBT001 - called by position
@@ -299,8 +300,7 @@ def _open(target: _Target, timeout_s: float, is_suspect: bool) -> StoreClient:  
     if is_suspect and target.address is not None:
         # Torch takes twice its timeout to notice that nobody listens, a plain socket no time.
         # Not on the first connection: each one costs the server a look-up of the peer's name.
-        with socket.create_connection(target.address, share_s):
-            pass
+        knock(target.address, share_s)
     client = target.open_client(timedelta(seconds=share_s))
     if target.home_pid is None:
         # A client of ours alone, so nobody else's timeout changes.

@@ -20,8 +20,10 @@ __all__ = [
     "CheckpointSpooled",
     "CheckpointSuperseded",
     "CheckpointsUnpublished",
+    "DeferralsSettled",
     "DirectoryTried",
     "DiversionFailed",
+    "OperationDeferred",
     "SaveSkipped",
     "SaveTolerated",
 ]
@@ -131,3 +133,21 @@ class SaveSkipped(Event):
     step: int
     outcome: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationDeferred(Event):
+    """The shared store is gone for everybody, and this rank has left an operation without it."""
+
+    op: str
+    seq: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeferralsSettled(Event):
+    """The shared store is there again, and this rank knows how what it had deferred has ended."""
+
+    op: str
+    seq: int
+    number: int

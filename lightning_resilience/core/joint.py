@@ -26,17 +26,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from lightning_resilience.core.breaker_record import BreakerState, passes
+from lightning_resilience.core.joint_config import JointConfig
 from lightning_resilience.core.muster import lost_error, named
 from lightning_resilience.core.outcome import SEVERITY, FailureClass
-from lightning_resilience.core.pausing import AT_SAVE_POINTS
 from lightning_resilience.core.records import FinalRecord, OutcomeRecord
-from lightning_resilience.core.validation import (
-    check_choice,
-    check_less,
-    check_seconds,
-    check_whole,
-    option,
-)
 from lightning_resilience.errors import (
     BudgetExhaustedError,
     CircuitOpenError,
@@ -68,85 +61,7 @@ __all__ = [
     "unavailable_error",
 ]
 
-_PROCESS_GROUP_SHARE = 0.8
-_BEATS_PER_TIMEOUT = 4
-_LONGEST_BEAT_S = 5.0
 _OUT_OF_STEP = "The ranks are not in lock-step"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JointConfig:
-    """How ranks wait for each other.
-
-    Args:
-        joint_timeout_s: Silence after which a rank is taken for lost, in seconds, > 0. None takes
-            0.8 × the process group's timeout: long enough for a slow rank, and short enough to
-            leave before the process group's watchdog does.
-        joint_beat_s: How often a working rank shows that it lives, in seconds, > 0. None takes
-            min(5, ``joint_timeout_s`` / 4).
-        on_outage: What a save does while storage is ill: ``spool`` it on the node, ``wait`` for
-            storage, ``skip`` the save point, or ``fail`` on all ranks.
-        on_store_loss: What a rank does that cannot reach the shared store: ``wait`` until
-            ``joint_timeout_s`` and then raise, or ``raise`` at once.
-        termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds,
-            > 0. None takes 30, or after SIGUSR1 as long as SLURM's job still has.
-        max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
-            unfinished, ≥ 1; another one waits.
-        pause_training: When all ranks wait for an ill storage: ``at_save_points``, where they need
-            it, or between two steps, looking after every so many, ≥ 1.
-
-    Raises:
-        ConfigError: An option is out of range or contradicts another.
-    """
-
-    joint_timeout_s: float | None = option(
-        None, why="0.8 × the process group's timeout: leaves before its watchdog"
-    )
-    joint_beat_s: float | None = option(None, why="min(5, a quarter of `joint_timeout_s`)")
-    on_outage: str = option(
-        "spool", why="training goes on, and the node keeps the checkpoint until storage is well"
-    )
-    on_store_loss: str = option("wait", why="until `joint_timeout_s`; `raise` at once")
-    termination_grace_s: float | None = option(
-        None, why="until SLURM's end of the job, or 30 s, which it and torchrun leave by default"
-    )
-    max_pending_saves: int = option(
-        2, why="one is written while the next one waits; each is a copy of the checkpoint in memory"
-    )
-    pause_training: str | int = option(
-        AT_SAVE_POINTS, why="storage is needed there; k looks after every k steps as well"
-    )
-
-    def __post_init__(self) -> None:
-        for name in ("joint_timeout_s", "joint_beat_s", "termination_grace_s"):
-            if getattr(self, name) is not None:
-                check_seconds(name, getattr(self, name))
-        check_whole("max_pending_saves", self.max_pending_saves, minimum=1)
-        check_choice("on_outage", self.on_outage, choices=("spool", "wait", "skip", "fail"))
-        check_choice("on_store_loss", self.on_store_loss, choices=("wait", "raise"))
-        if isinstance(self.pause_training, str):
-            check_choice("pause_training", self.pause_training, choices=(AT_SAVE_POINTS,))
-        else:
-            check_whole("pause_training", self.pause_training, minimum=1)
-        if self.joint_timeout_s is not None and self.joint_beat_s is not None:
-            check_less(
-                ("joint_beat_s", self.joint_beat_s),
-                ("joint_timeout_s", self.joint_timeout_s),
-                why="a rank that works would be taken for lost between two beats",
-            )
-
-    def timeout_s(self, *, process_group_timeout_s: float) -> float:
-        """Return ``joint_timeout_s``, or what it is by default for this process group."""
-        if self.joint_timeout_s is not None:
-            return self.joint_timeout_s
-        return _PROCESS_GROUP_SHARE * process_group_timeout_s
-
-    def beat_s(self, *, process_group_timeout_s: float) -> float:
-        """Return ``joint_beat_s``, or what it is by default for this process group."""
-        if self.joint_beat_s is not None:
-            return self.joint_beat_s
-        timeout_s = self.timeout_s(process_group_timeout_s=process_group_timeout_s)
-        return min(_LONGEST_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT)
 
 
 class GateVerdict(str, enum.Enum):

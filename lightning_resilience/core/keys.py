@@ -26,6 +26,7 @@ key                                             value
 ``lr/<run>/i<inc>/incident/0``                  ``IncidentRecord``: which rank left first, and why
 ``lr/<run>/i<inc>/failed/0``                    bell: the incident is there
 ``lr/<run>/i<inc>/cleaned/0``                   first operation whose keys are still there
+``lr/<run>/i<inc>/settled/0``                     ``SettledRecord``: how those before have ended
 ``lr/<run>/i<inc>/asked/<n>``                   ``AgendaRecord``: most urgent that is asked for
 ``lr/<run>/i<inc>/agenda/<n>``                  ``AgendaRecord``: what all ranks act on
 ``lr/<run>/i<inc>/halt/<v>``                    ``HaltRecord``: whether all leave a validation

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_resilience.core.joint import error_of
 from lightning_resilience.core.records import FinalRecord, GateRecord
 from lightning_resilience.core.roll_call import is_spoiled
+from lightning_resilience.core.store_loss import is_deferred
 from lightning_resilience.drill.facts import EPSILON_S, Check
 from lightning_resilience.drill.scenario import Stray
 from lightning_resilience.errors import JointError, JointUnavailableError
@@ -78,6 +79,9 @@ class OneVerdict(Check):
         self._seen: dict[tuple[str, int], tuple[int, int]] = {}
         self._began_s: dict[str, float] = {}
         self._before_s: dict[str, float] = {}
+        # Who has left its last joint operation without a verdict, and knows of no store that it is
+        # the one from which all have one.
+        self._deferred: set[str] = set()
         self._timeout_s = self.scenario.workload.joint_timeout_s
         self._prefix = facts.keys.store_id.removesuffix("store_id") + "i"
 
@@ -127,7 +131,9 @@ class OneVerdict(Check):
     def _ballot(self, process: Process, *, raw: bytes, before: bytes | None) -> None:
         ballot = self.decoded(FinalRecord, "final", raw)
         if is_spoiled(ballot):
-            if not self.facts.had_trouble(process, self._before_s.get(process.name, 0.0)):
+            has_deferred = process.name in self._deferred
+            since_s = self._before_s.get(process.name, 0.0)
+            if not has_deferred and not self.facts.had_trouble(process, since_s):
                 self.fail(f"{process.name} spoils a ballot in a store that has lost nothing")
         elif not process.wrote(ballot.writer):
             self.fail(f"{process.name} signs a ballot as {ballot.writer!r}")
@@ -242,7 +248,10 @@ class OneVerdict(Check):
         if isinstance(operation.error, JointUnavailableError):
             self._unavailable(operation, operation.error)
         result: Any = operation.result
-        if result is not None:
+        self._deferred.discard(process.name)
+        if result is not None and is_deferred(result.final):
+            self._deferred.add(process.name)
+        elif result is not None:
             self._returned(operation, joint, result.final)
         if len(self._joints) > _MOST_KEPT:
             self._forget(key)
@@ -278,7 +287,8 @@ class OneVerdict(Check):
         if error.lost_ranks != (process.rank,) or operation.result is not None:
             self.fail(f"{process.name} could not learn the verdict, and its error is {error!r}")
         since_s = self._before_s.get(process.name, 0.0)
-        if not self.facts.had_trouble(process, since_s):
+        has_deferred = process.name in self._deferred
+        if not has_deferred and not self.facts.had_trouble(process, since_s):
             self.fail(
                 f"{process.name} could not learn the verdict of joint operation "
                 f"{operation.number}, and the store has answered all the time"

@@ -95,6 +95,7 @@ class Operation:
         store_operations: What it had cost the store when it ended.
         result: What it returned.
         error: What it raised.
+        unsettled: Numbers of joint operations of whose end its process did not know afterwards.
     """
 
     process: Process
@@ -107,6 +108,7 @@ class Operation:
     store_operations: int = 0
     result: Any = None
     error: BaseException | None = None
+    unsettled: tuple[int, ...] = ()
 
     @property
     def is_joint(self) -> bool:

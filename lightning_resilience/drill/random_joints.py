@@ -3,7 +3,8 @@
 """What ranks of a random world do together, and how some of them fail the others.
 
 In some worlds all ranks load as well, and storage refuses some of those that do. In a few, ranks
-fall out of lock-step: they leave a joint operation out, or make it twice.
+fall out of lock-step: they leave a joint operation out, or make it twice. In others the store's
+server is gone, for about as long as ranks wait before they leave a save without a verdict.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lightning_resilience.drill.scenario import (
     Refusal,
     RefusalError,
     Scenario,
+    StoreGone,
     Stray,
 )
 
@@ -33,6 +35,8 @@ __all__ = ["seconds", "with_joint_work"]
 # Worlds in which all ranks work together as well, and in which some stray, out of one.
 _LOADING: Final = 0.3
 _STRAYING: Final = 0.1
+# Worlds in which saves are deferred, and in which the store's server is gone for long enough.
+_DEFERRING: Final = 0.4
 
 
 def seconds(chance: Random, least: float, most: float) -> float:
@@ -50,7 +54,9 @@ def with_joint_work(chance: Random, scenario: Scenario) -> Scenario:
     """
     if chance.random() < _LOADING:
         scenario = _with_load(chance, scenario)
-    return _with_strays(chance, scenario) if chance.random() < _STRAYING else scenario
+    if chance.random() < _STRAYING:
+        return _with_strays(chance, scenario)
+    return _with_deferrals(chance, scenario) if chance.random() < _DEFERRING else scenario
 
 
 def _with_faults(scenario: Scenario, more: Sequence[Fault]) -> tuple[Fault, ...]:
@@ -94,4 +100,35 @@ def _with_strays(chance: Random, scenario: Scenario) -> Scenario:
         twice=chance.choice((False, True)),
     )
     faults = _with_faults(scenario, [stray])
+    return msgspec.structs.replace(scenario, workload=workload, faults=faults)
+
+
+def _with_deferrals(chance: Random, scenario: Scenario) -> Scenario:
+    work = scenario.workload
+    kinds = work.kinds if "joint" in work.kinds else (*work.kinds, "joint")
+    # What a rank beats, and how often it looks, has to fit into it; and a store that is gone for
+    # good is one that outlasts everything else.
+    after_s = seconds(chance, 3, 20)
+    workload = msgspec.structs.replace(
+        work,
+        kinds=kinds,
+        rounds=max(work.rounds, 3),
+        defer_after_s=after_s,
+        joint_timeout_s=max(work.joint_timeout_s, 8 * after_s),
+    )
+    gone = [
+        StoreGone(
+            at_s=seconds(chance, 0, workload.rounds * workload.every_s),
+            for_s=seconds(chance, 0.1, chance.choice((1.5, 3)) * after_s),
+            comes_back_empty=True,
+        )
+        for _ in range(chance.choice((1, 1, 2)))
+    ]
+    # A server that has refused has lost what it held: that is what a deferral rests on.
+    faults = tuple(
+        msgspec.structs.replace(fault, comes_back_empty=True)
+        if isinstance(fault, StoreGone)
+        else fault
+        for fault in _with_faults(scenario, gone)
+    )
     return msgspec.structs.replace(scenario, workload=workload, faults=faults)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a drill is about: the world, what the ranks do in it, and what goes wrong when.
 
-A scenario is data and nothing else. Together with a seed it decides a run: all that it leaves open
-(which rank, which clock, how late) is drawn from the seed. Times are seconds of the virtual clock.
+A scenario is data and nothing else. Together with a seed it decides a run: what it leaves open, as
+which clock and how late, is drawn from the seed. Times are seconds of the virtual clock.
 
 The range of a field is in its annotation, from where reading a file takes it. What fields have to
 do with each other is checked whenever a scenario is made, also by a program.
@@ -72,8 +72,7 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Args:
         offset_s: Largest offset to either side, in seconds; each host draws its own.
-        rate: Largest rate, ≥ 1; each host draws its own between ``1 / rate`` and it. Two hosts then
-            differ by at most ``rate²``.
+        rate: Largest rate, ≥ 1; a host's is between ``1 / rate`` and it, two differ by ``rate²``.
     """
 
     offset_s: Seconds = 1000.0
@@ -84,15 +83,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What every rank does.
 
     Args:
-        kinds: The operations of one round, in order: a call of its own, a call that all ranks make
-            at the same time, a joint save with one worker, or a joint load in which all work.
+        kinds: The operations of one round, in order: a call of its own, one that all ranks make at
+            the same time, a joint save with one worker, or a joint load in which all work.
         rounds: How many rounds, ≥ 1.
         every_s: Time between two rounds, in seconds.
-        spread_s: Each rank begins a round up to this much later, in seconds.
+        spread_s: Each rank begins each operation up to this much later, in seconds.
         on_outage: What a joint operation does while storage is ill: ``wait`` or ``fail``.
         when_open: What a call does while the circuit is open: ``wait`` or ``raise``.
-        joint_timeout_s: Silence after which a rank is lost, in seconds. The default is what follows
-            from a process group's timeout of half an hour.
+        joint_timeout_s: Silence after which a rank is lost, in seconds; 0.8 × half an hour.
+        defer_after_s: After how long without a store a save is deferred, in seconds; 0 for never.
     """
 
     kinds: Annotated[tuple[Kind, ...], msgspec.Meta(min_length=1)] = ("collective",)
@@ -102,6 +101,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     on_outage: Literal["wait", "fail"] = "wait"
     when_open: Literal["wait", "raise"] = "wait"
     joint_timeout_s: Annotated[float, msgspec.Meta(gt=0, extra={"unit": "s"})] = 1440.0
+    defer_after_s: Seconds = 0.0
 
     @property
     def has_joint(self) -> bool:
@@ -119,7 +119,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         lost_requests: Share of requests that never arrive.
         lost_answers: Share of answers that never arrive, of operations that were performed.
         late_requests: Share of requests that arrive up to ``late_s`` late.
-        late_s: How late, in seconds; later than ``timeout_s`` is later than their client waits.
+        late_s: How late, in seconds; after ``timeout_s`` their client waits no longer.
     """
 
     latency_s: Seconds = 0.0005
@@ -203,7 +203,7 @@ class Refusal(_Fault, frozen=True, kw_only=True, tag="refusal"):
 
 
 class Stray(_Fault, frozen=True, kw_only=True, tag="stray"):
-    """Ranks fall out of lock-step: they leave out their next joint operation, or make it twice.
+    """Ranks leave out their next joint operation, or make it twice, and so leave lock-step.
 
     Args:
         at_s: From when, in seconds.
@@ -226,7 +226,7 @@ class Crash(_Strike, frozen=True, kw_only=True, tag="crash"):
     Args:
         at_s: When, in seconds.
         ranks: Whose.
-        effects: How many effects a process still performs after that instant, maybe in no time.
+        effects: How many effects a process still performs from then on.
     """
 
 
@@ -244,7 +244,7 @@ class Pause(_Strike, frozen=True, kw_only=True, tag="pause"):
 
 
 class Interrupt(_Strike, frozen=True, kw_only=True, tag="interrupt"):
-    """Processes are interrupted as by Ctrl-C; they end once they have said their last words.
+    """Processes are interrupted as by Ctrl-C, say their last words, and end.
 
     Args:
         at_s: When, in seconds.
@@ -336,8 +336,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         faults: What goes wrong.
 
     Raises:
-        ScenarioError: There are more hosts than ranks, or more permits than the dependency has
-            slots, or a fault strikes nobody, or somebody twice, or who is not there.
+        ScenarioError: There are more hosts than ranks, or permits than slots, or a fault strikes
+            nobody, or somebody twice, or who is not there.
     """
 
     name: str = ""

@@ -351,7 +351,8 @@ class StoreModel:
 
 
 def _refused(effect: StoreEffect) -> StoreUnavailableError:
-    return StoreUnavailableError(f"{type(effect).__name__} was refused: the store's server is gone")
+    text = f"{type(effect).__name__} was refused: the store's server is gone"
+    return StoreUnavailableError(text, is_refused=True)
 
 
 def _unanswered(sent: _Sent) -> StoreUnavailableError:

@@ -25,7 +25,7 @@ from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.circuit import Circuit, begin
 from lightning_resilience.protocols.circuit_memory import Limits, Link, give_detour
 from lightning_resilience.protocols.effects import Draw, Sleep
-from lightning_resilience.protocols.guard import GuardedCall, guard
+from lightning_resilience.protocols.guard import Guarded, GuardedCall, guard
 from lightning_resilience.protocols.joint import Joint, Member, Part, perform
 from lightning_resilience.protocols.joint_fence import enlist
 from lightning_resilience.protocols.persistent import Persistence, with_persistence
@@ -43,14 +43,17 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.virtual import Agenda
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Effect, Protocol
-    from lightning_resilience.protocols.guard import Guarded
     from lightning_resilience.protocols.joint import JointResult
 
 
-__all__ = ["DEPENDENCY", "Job"]
+__all__ = ["DEPENDENCY", "STAGED", "Job"]
 
 DEPENDENCY: Final = "drill://storage:write"
 
+STAGED: Final = "staged"
+"""What a save has come to that waits on the node of the rank that has made it."""
+
+_STAGING_S: Final = 0.02
 _LOOK_S: Final = 0.05
 _LONGEST_SETUP_S: Final = 120.0
 _LONGEST_BEAT_S: Final = 5.0
@@ -72,6 +75,7 @@ class Job:
 
     Attributes:
         enlisted: Ranks whose setup is done.
+        trained: How many rounds each rank has left behind.
         strayed: Which fault has led which process out of lock-step already.
     """
 
@@ -81,6 +85,7 @@ class Job:
     storage: StorageModel
     observers: Observers
     enlisted: set[int] = field(default_factory=set)
+    trained: dict[int, int] = field(default_factory=dict)
     strayed: set[tuple[int, Process]] = field(default_factory=set)
 
     def program(self, process: Process) -> Generator[Effect, Any, Any]:
@@ -104,6 +109,7 @@ class Job:
         for turn in range(work.rounds):
             if turn:
                 yield Sleep(work.every_s)
+                yield from self._train_together(process, turn)
             place = 0
             for kind in self._lived(process):
                 draw: float = yield Draw()
@@ -141,6 +147,21 @@ class Job:
             waited_s += pause_s
         return True
 
+    def _train_together(self, process: Process, turn: int) -> Protocol[None]:
+        """Wait, where saves may be deferred, for a collective of training: it keeps ranks together.
+
+        As long as a process group does: whoever is not there by then is not waited for.
+        """
+        self.trained[process.rank] = turn
+        work = self.scenario.workload
+        waited_s = 0.0
+        while work.defer_after_s and waited_s < work.joint_timeout_s:
+            if min(self.trained.get(rank, 0) for rank in range(self.scenario.ranks)) >= turn:
+                return
+            pause_s = max(_LOOK_S, waited_s / 10)
+            yield Sleep(pause_s)
+            waited_s += pause_s
+
     def _circuit(self, process: Process) -> Circuit:
         scenario = self.scenario
         circuit = Circuit(
@@ -166,6 +187,7 @@ class Job:
             beat_s=min(_LONGEST_BEAT_S, timeout_s / _BEATS_PER_TIMEOUT),
             on_outage=scenario.workload.on_outage,
             store_patience_s=timeout_s,
+            defer_after_s=scenario.workload.defer_after_s or None,
         )
 
     def _make(self, operation: Operation, circuit: Circuit, member: Member) -> Protocol[bool]:
@@ -252,6 +274,7 @@ class Job:
             circuit=circuit,
             patience=self._patience(operation),
             deadline_s=self.scenario.retry.deadline_s,
+            may_be_deferred=operation.kind == "joint" and member.defer_after_s is not None,
         )
         part = None
         if operation.has_work:
@@ -259,8 +282,12 @@ class Job:
                 run=lambda started_at_s: guard(circuit, self._guarded(operation), started_at_s),
                 detail=lambda done: str(done.value),
                 outcome=lambda error: report_of(error, rank=member.rank, outcome=classify(error)),
+                instead=_stage,
             )
-        result: JointResult = yield from perform(member, joint, part)
+        try:
+            result: JointResult = yield from perform(member, joint, part)
+        finally:
+            operation.unsettled = member.unsettled.deferred
         operation.result = result
         if result.error is not None and not isinstance(result.error, Exception):
             raise result.error
@@ -268,6 +295,12 @@ class Job:
         if failure is not None:
             raise failure
         return result
+
+
+def _stage(_why: str) -> Protocol[Guarded]:
+    # On the node's own disk, which asks nobody.
+    yield Sleep(_STAGING_S)
+    return Guarded(value=STAGED, attempts=0, elapsed_s=_STAGING_S)
 
 
 def _begin(circuit: Circuit, member: Member) -> Protocol[Member]:

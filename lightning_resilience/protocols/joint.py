@@ -20,7 +20,8 @@ timeout runs, and an outage may last longer than it.
   (``protocols.joint_muster``).
 * A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the
   observer's own time is lost. Whoever sees that writes it into the verdict, which names the rank.
-* A rank that cannot read the verdict makes none up (``protocols.persistent``).
+* A rank that cannot read the verdict makes none up (``protocols.persistent``); where the store is
+  gone for everybody, it may leave without one (``protocols.joint_deferred``).
 * Keys of operations that every rank has left behind are removed (``protocols.joint_clean_up``).
 """
 
@@ -31,9 +32,11 @@ from typing import TYPE_CHECKING
 
 from lightning_resilience.core import joint as core
 from lightning_resilience.core.events import VerdictReached
+from lightning_resilience.core.store_loss import DeferredError
 from lightning_resilience.errors import ResilienceError, StoreUnavailableError
 from lightning_resilience.protocols.effects import Emit, Now
 from lightning_resilience.protocols.joint_clean_up import clean_up
+from lightning_resilience.protocols.joint_deferred import Done, defer, settle, watched
 from lightning_resilience.protocols.joint_fence import arrive
 from lightning_resilience.protocols.joint_gate import pass_gate
 from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
@@ -60,15 +63,24 @@ def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointRe
         part: This rank's work; None where it has none.
 
     Returns:
-        The verdict, whether it is a success or a failure; the caller raises.
+        The verdict, whether it is a success or a failure; the caller raises. Where the operation
+        is deferred, what stands in its place.
 
     Raises:
         JointError: The ranks are not in lock-step.
         JointUnavailableError: This rank could not reach the shared store for too long.
+        JointError: Also where an operation before, which this rank had deferred, had failed.
     """
-    persistence = patience_of(member, joint.op, seq=joint.seq)
+    persistence = patience_of(
+        member, joint.op, seq=joint.seq, may_be_deferred=joint.may_be_deferred
+    )
+    done = Done()
     try:
-        result = yield from with_persistence(_perform(member, joint, part), persistence)
+        operation = _perform(member, joint, watched(part, done))
+        result = yield from with_persistence(operation, persistence)
+    except DeferredError as error:
+        member.last_seq = None
+        return (yield from defer(member, joint, part, done=done, why=error))
     except BaseException:
         # Left without the verdict: what it has written here says nothing of the next operation.
         member.last_seq = None
@@ -77,6 +89,7 @@ def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointRe
     # The verdict is known: what cannot be tidied up now is tidied up with the next batch.
     with suppress(StoreUnavailableError):
         yield from clean_up(member, joint.seq)
+    yield from settle(member, joint, result.final)
     return result
 
 

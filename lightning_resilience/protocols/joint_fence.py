@@ -28,16 +28,18 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core import backoff, roll_call
+from lightning_resilience.core import backoff, roll_call, store_loss
 from lightning_resilience.core.records import FinalRecord, decode, encode
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.beating import End
 from lightning_resilience.protocols.effects import Draw, Get, MultiGet, Nonce, Now, Set, Sleep
+from lightning_resilience.protocols.joint_deferred import announce
 from lightning_resilience.protocols.joint_terms import Arrival
 from lightning_resilience.protocols.shared_cell import write
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.errors import JointUnavailableError
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.joint_terms import Joint, Member
 
@@ -93,6 +95,7 @@ def arrive(member: Member, joint: Joint) -> Protocol[Arrival]:
             return arrival
     arrival.is_in_new_store = True
     yield Set(key, mine)
+    yield from announce(member, joint)
     return arrival
 
 
@@ -106,6 +109,7 @@ def arrive_again(member: Member, joint: Joint, arrival: Arrival) -> Protocol[Non
     """
     arrival.is_in_new_store, arrival.has_called_roll = True, False
     yield Set(member.keys.joint("arrived", member.rank), str(joint.seq).encode())
+    yield from announce(member, joint)
 
 
 def lay_out(member: Member, joint: Joint, expected: bytes = b"") -> Protocol[bool]:
@@ -149,9 +153,7 @@ def decided(member: Member, joint: Joint, raw: bytes | None) -> FinalRecord | No
         return None
     record = decode(FinalRecord, raw, key=member.keys.joint("final", joint.seq))
     if roll_call.is_spoiled(record):
-        raise roll_call.replaced_error(
-            joint.op, seq=joint.seq, rank=member.rank, absent=record.lost_ranks
-        )
+        raise _unknowable(member, joint, absent=record.lost_ranks)
     return None if record.is_open else record
 
 
@@ -205,7 +207,12 @@ def cast(
                 yield from _pause(attempt)
         elif (yield from write(keys[0], raw, encode(mine))).won:
             return mine
-    raise roll_call.replaced_error(joint.op, seq=joint.seq, rank=member.rank, absent=(member.rank,))
+    raise _unknowable(member, joint, absent=(member.rank,))
+
+
+def _unknowable(member: Member, joint: Joint, *, absent: tuple[int, ...]) -> JointUnavailableError:
+    make = store_loss.others_error if joint.may_be_deferred else roll_call.replaced_error
+    return make(joint.op, seq=joint.seq, rank=member.rank, absent=absent)
 
 
 def _pause(attempt: int) -> Protocol[None]:
@@ -223,7 +230,8 @@ def _call_the_roll(member: Member, joint: Joint, arrival: Arrival) -> Protocol[N
         if not absent:
             arrival.has_called_roll = True
             return
-        if now_s - began_at_s >= member.timeout_s or roll_call.has_gone_on(numbers, seq=joint.seq):
+        patience_s = joint.silence_s(member, arrival)
+        if now_s - began_at_s >= patience_s or roll_call.has_gone_on(numbers, seq=joint.seq):
             yield from refuse_to_guess(member, joint, absent)
             return
         nonce: str = yield Nonce()
@@ -231,7 +239,7 @@ def _call_the_roll(member: Member, joint: Joint, arrival: Arrival) -> Protocol[N
         # next.
         with suppress(StoreUnavailableError):
             yield Set(member.keys.joint("beat", member.rank), nonce.encode())
-        yield Sleep(member.beat_s)
+        yield Sleep(min(member.beat_s, patience_s / 2))
         now_s = yield Now()
 
 
@@ -257,4 +265,4 @@ def refuse_to_guess(member: Member, joint: Joint, absent: tuple[int, ...]) -> Pr
     written = yield from write(key, raw or b"", encode(spoiled))
     yield Set(member.keys.joint("done", joint.seq), b"1")
     if decided(member, joint, written.raw or None) is None:
-        raise roll_call.replaced_error(joint.op, seq=joint.seq, rank=member.rank, absent=absent)
+        raise _unknowable(member, joint, absent=absent)

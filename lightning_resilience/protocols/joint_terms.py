@@ -8,8 +8,10 @@ rank's work in it, and ``JointResult`` how it ended.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from lightning_resilience.core.store_loss import Refusals, Unsettled
 
 
 if TYPE_CHECKING:
@@ -37,9 +39,14 @@ class Member:
         beat_s: How often a working rank shows that it lives, in seconds.
         on_outage: ``wait`` or ``fail``, for operations that do not say otherwise.
         store_patience_s: How long the shared store may be away, in seconds; 0 gives up at once.
+        defer_after_s: How long nobody must have listened at the store's address, in seconds, before
+            an operation that may be is deferred; also how long ranks that show nothing are awaited
+            in a store that has lost what it held. None where nothing is deferred.
         last_seq: Number of the operation that it has left with its verdict, 0 once it has enlisted.
             Where it is there, the store is the one that the verdict is from. None where the last
-            operation was left otherwise. ``perform`` keeps that up to date.
+            operation was left otherwise. ``perform`` keeps that up to date, and what follows.
+        refusals: Since when no server is there, as far as it knows.
+        unsettled: Operations that have ended differently for different ranks, maybe.
     """
 
     keys: Keys
@@ -49,7 +56,10 @@ class Member:
     beat_s: float
     on_outage: str
     store_patience_s: float
+    defer_after_s: float | None = None
     last_seq: int | None = None
+    refusals: Refusals = field(default_factory=Refusals)
+    unsettled: Unsettled = field(default_factory=Unsettled)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +96,7 @@ class Joint:
         deadline_s: Longest time at the gate, in seconds.
         on_outage: What it does while that is ill: ``wait``, ``fail``, or ``proceed`` where there is
             another way; empty for what the member says.
+        may_be_deferred: Whether it has another way where the shared store is gone.
     """
 
     op: str
@@ -97,6 +108,13 @@ class Joint:
     patience: Patience
     deadline_s: float
     on_outage: str = ""
+    may_be_deferred: bool = False
+
+    def silence_s(self, member: Member, arrival: Arrival) -> float:
+        """Return after which silence a rank is not awaited any more, in seconds."""
+        if self.may_be_deferred and member.defer_after_s is not None and arrival.is_in_new_store:
+            return member.defer_after_s
+        return member.timeout_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +126,14 @@ class Part:
             so that waiting at the gate and the work have one deadline.
         detail: Makes of its result what the other ranks are told.
         outcome: Makes an outcome record of the exception that it ended with.
+        instead: Makes the protocol that does without the shared store what is done instead where
+            the operation is deferred, given why; None where there is nothing to do.
     """
 
     run: Callable[[float], Protocol[Any]]
     detail: Callable[[Any], str]
     outcome: Callable[[BaseException], OutcomeRecord]
+    instead: Callable[[str], Protocol[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

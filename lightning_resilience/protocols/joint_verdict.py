@@ -287,13 +287,15 @@ def _watch(member: Member, joint: Joint, arrival: Arrival) -> Protocol[FinalReco
     # Bounded: a worker that is silent for timeout_s is lost, and one that is not is at work under
     # its own deadline.
     key = member.keys.joint("final", joint.seq)
-    chunk_s = min(joint.patience.chunk_s, joint.patience.voice_s, member.timeout_s / 2)
+    longest_s = min(joint.patience.chunk_s, joint.patience.voice_s)
     silences = {
         rank: lease.Silence(version=_NOTHING_YET, looked_at_s=arrival.started_at_s)
         for rank in joint.workers
     }
     spoken_at_s: float | None = None
     while True:
+        silent_s = joint.silence_s(member, arrival)
+        chunk_s = min(longest_s, silent_s / 2)
         rang: bool = yield WaitFor(member.keys.joint("done", joint.seq), chunk_s)
         raw: bytes | None = yield Get(key)
         final = decided(member, joint, raw)
@@ -362,7 +364,9 @@ def _lost(
             seen_at_s=seen_at_s,
             longest_gap_s=longest_gap_s,
         )
-        if silences[rank].watched_s >= member.timeout_s:
+        # One that has come to this store has said that it lives, and is lost like any other.
+        limit_s = joint.silence_s(member, arrival) if pair[0] is None else member.timeout_s
+        if silences[rank].watched_s >= limit_s:
             if not roll_call.may_be_lost(pair[0], is_in_new_store=arrival.is_in_new_store):
                 yield from refuse_to_guess(member, joint, (rank,))
                 return ()

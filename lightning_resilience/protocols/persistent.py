@@ -15,6 +15,7 @@ store that is away.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["Persistence", "with_persistence"]
+__all__ = ["Persistence", "Witness", "with_persistence"]
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ _CAP_S: Final = 5.0
 
 # A look at a store that does not answer takes its pause and its timeout.
 _LONGEST_LOOK_S: Final = 10.0
+_BRIEF_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +69,26 @@ class Persistence:
         patience_s: How long the store may be away, in seconds; 0 gives up at once.
         error: Makes the error to raise from the time that has passed and the store's last error.
         beat_key: Key whose writes are not repeated: a sign of life is worth nothing later.
+        witness: Judges what the store says; None where nobody asks whether it is gone.
     """
 
     op: str
     patience_s: float
     error: Callable[[float, StoreUnavailableError], Exception]
     beat_key: str = ""
+    witness: Witness | None = None
+
+
+class Witness(ABC):
+    """Judges whether a store that does not answer ever will."""
+
+    @abstractmethod
+    def has_answered(self) -> None:
+        """Note that the store has answered."""
+
+    @abstractmethod
+    def has_failed(self, error: StoreUnavailableError, *, now_s: float) -> Exception | None:
+        """Note a failure; return what to raise where the store is gone, or None."""
 
 
 def with_persistence(inner: Protocol[T], persistence: Persistence) -> Protocol[T]:
@@ -94,6 +110,7 @@ class _Rest:
 
     is_over: bool = False
     lost_for_s: float = 0.0
+    verdict: Exception | None = None
 
 
 def _perform(effect: Effect, *, persistence: Persistence, rest: _Rest) -> Protocol[Any]:
@@ -108,13 +125,22 @@ def _perform(effect: Effect, *, persistence: Persistence, rest: _Rest) -> Protoc
 
 def _try(effect: Effect, persistence: Persistence, rest: _Rest) -> Protocol[Any]:
     try:
-        return (yield effect)
+        value = yield effect
     except StoreUnavailableError as error:
         if not isinstance(effect, _REPEATABLE) or _is_beat(effect, persistence):
             raise
         if rest.is_over:
-            _give_up(persistence, rest.lost_for_s, error)
+            _give_up(persistence, rest, error)
         return (yield from _repeat(effect, error, persistence, rest=rest))
+    _note_answer(effect, value, persistence)
+    return value
+
+
+def _note_answer(effect: Effect, value: object, persistence: Persistence) -> None:
+    # A wait that ends without its key may never have had a connection.
+    is_answer = isinstance(effect, _REPEATABLE) and (value or not isinstance(effect, WaitFor))
+    if persistence.witness is not None and is_answer:
+        persistence.witness.has_answered()
 
 
 def _is_beat(effect: Effect, persistence: Persistence) -> bool:
@@ -129,6 +155,8 @@ def _repeat(
     elapsed_s = 0.0
     attempt = 0
     spoken_at_s: float | None = None
+    again = _briefer(effect, persistence)
+    _bear_witness(persistence, rest, first, now_s=lost_at_s)
     while elapsed_s < persistence.patience_s:
         attempt += 1
         draw: float = yield Draw()
@@ -139,20 +167,39 @@ def _repeat(
             yield Emit(StoreLost(op=persistence.op, error=str(last), lost_for_s=elapsed_s))
         yield Sleep(min(delay_s, persistence.patience_s - elapsed_s))
         try:
-            value = yield effect
+            value = yield again
         except StoreUnavailableError as error:
             last = error
             elapsed_s = (yield Now()) - lost_at_s
+            _bear_witness(persistence, rest, error, now_s=lost_at_s + elapsed_s)
         else:
+            _note_answer(effect, value, persistence)
             lost_for_s = (yield Now()) - lost_at_s
             yield Emit(StoreReturned(op=persistence.op, lost_for_s=lost_for_s))
             return value
     rest.is_over, rest.lost_for_s = True, elapsed_s
-    _give_up(persistence, elapsed_s, last)
+    _give_up(persistence, rest, last)
 
 
-def _give_up(persistence: Persistence, lost_for_s: float, last: StoreUnavailableError) -> NoReturn:
-    error = persistence.error(lost_for_s, last)
+def _briefer(effect: Effect, persistence: Persistence) -> Effect:
+    # What the store has lost meanwhile is seen at the end of the wait.
+    if persistence.witness is not None and isinstance(effect, WaitFor):
+        return WaitFor(effect.key, min(effect.timeout_s, _BRIEF_S))
+    return effect
+
+
+def _bear_witness(
+    persistence: Persistence, rest: _Rest, error: StoreUnavailableError, *, now_s: float
+) -> None:
+    if persistence.witness is not None:
+        rest.verdict = persistence.witness.has_failed(error, now_s=now_s)
+        if rest.verdict is not None:
+            rest.is_over = True
+            raise rest.verdict from error
+
+
+def _give_up(persistence: Persistence, rest: _Rest, last: StoreUnavailableError) -> NoReturn:
+    error = rest.verdict or persistence.error(rest.lost_for_s, last)
     if error is last:
         # Nothing is its own cause, and what has caused this one is not to be forgotten.
         raise error

@@ -321,3 +321,25 @@ def test_a_process_ends_well_while_a_watcher_waits(server: Server) -> None:
         process.communicate(timeout=HANG_S * 2)
 
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "frozen"])
+def test_a_server_that_is_gone_is_told_from_one_that_is_silent(*, is_killed: bool) -> None:
+    """Only a refusal by its host says that no server is there."""
+    server = Server()
+    store = TorchStore.connect("127.0.0.1", server.port, timeout_s=0.5)
+    store.set("k", b"1")
+
+    if is_killed:
+        server.kill()
+    else:
+        server.freeze()
+    try:
+        with pytest.raises(StoreUnavailableError) as caught:
+            store.get("k")
+    finally:
+        store.close()
+        if not is_killed:
+            server.kill()
+
+    assert caught.value.is_refused is is_killed

@@ -1304,6 +1304,91 @@ _SAVES = (
     ),
 )
 
+_GONE = "the_store_is_gone_for_good_and_saves_are_deferred"
+_BACK = "the_store_comes_back_while_some_have_deferred"
+_CUT_OFF = "one_rank_is_cut_off_and_nothing_is_deferred"
+
+_DEFERRED = (
+    Mutant(
+        name="a store that is silent is taken for one that is gone",
+        story="no answer is no answer",
+        edits=(
+            _edit(
+                "core/store_loss.py",
+                "        if not is_refused:\n            return Refusals()\n",
+                "",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_CUT_OFF,),
+    ),
+    Mutant(
+        name="the first refusal is enough to defer",
+        story="nobody listens there, so why wait",
+        edits=(
+            _edit(
+                "core/store_loss.py",
+                "        return self.since_s is not None and now_s - self.since_s >= after_s\n",
+                "        return self.since_s is not None\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_GONE,),
+    ),
+    Mutant(
+        name="a deferred save is neither made nor staged",
+        story="it is deferred, so it is done later",
+        edits=(
+            _edit(
+                "protocols/joint_deferred.py",
+                "    if not done.has_ended and part.instead is not None:\n",
+                "    if done.has_ended and part.instead is not None:\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_GONE,),
+    ),
+    Mutant(
+        name="those that have gone on are waited for as long as those that are late",
+        story="a rank that has not come is late",
+        edits=(
+            _edit(
+                "protocols/joint_terms.py",
+                "            return member.defer_after_s\n",
+                "            return member.timeout_s\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_BACK,),
+    ),
+    Mutant(
+        name="rank 0 does not tell in the next store how the saves before have ended",
+        story="whoever has deferred them knows that",
+        edits=(
+            _edit(
+                "protocols/joint_deferred.py",
+                "    if member.rank == _TELLER and member.defer_after_s is not None:\n",
+                "    if member.rank != _TELLER and member.defer_after_s is None:\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_BACK,),
+    ),
+    Mutant(
+        name="a deferred operation counts as left with its verdict",
+        story="this rank is past it",
+        edits=(
+            _edit(
+                "protocols/joint.py",
+                "    except DeferredError as error:\n        member.last_seq = None\n",
+                "    except DeferredError as error:\n        member.last_seq = joint.seq\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_BACK, _GONE),
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_RECORD,
     *_PROBE,
@@ -1313,6 +1398,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *_JOINT,
     *_WORKERS,
     *_MUSTER,
+    *_DEFERRED,
     *_SAVES,
     Mutant(
         name="whoever has the lock reads again",

@@ -8,12 +8,14 @@ the URL alone, so that every rank has the same one.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.storage import dependency_of, parent_of
+from lightning_resilience.core.store_loss import DeferredError
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
 from lightning_resilience.errors import StoreError
 from lightning_resilience.protocols.circuit import Circuit, Limits, begin, refresh
@@ -137,25 +139,32 @@ class Breakers:
         views = ((name, circuit.view) for name, circuit in [*self._circuits.items()])
         return {name: view.record for name, view in views if view is not None}
 
-    def joint_circuit(self, url: str, kind: str) -> Circuit:
+    def joint_circuit(self, url: str, kind: str, may_be_deferred: bool = False) -> Circuit:  # noqa: FBT001, FBT002
         """Return the breaker before ``url``; the first time, its record is read.
+
+        Args:
+            url: Something in its storage.
+            kind: ``read`` or ``write``.
+            may_be_deferred: Whether what it is for needs none where the shared store is gone.
 
         Raises:
             JointUnavailableError: The shared store did not answer for too long.
         """
         circuit = self.circuit(url, kind)
         if circuit.dependency not in self._begun:
-            self.run("begin", begin(circuit, new_incarnation=self._member.rank == 0))
-            self._begun.add(circuit.dependency)
+            beginning = begin(circuit, new_incarnation=self._member.rank == 0)
+            with contextlib.suppress(DeferredError):
+                self.run("begin", beginning, may_be_deferred=may_be_deferred)
+                self._begun.add(circuit.dependency)
         return circuit
 
-    def run(self, op: str, protocol: Protocol[Any]) -> Any:
+    def run(self, op: str, protocol: Protocol[Any], *, may_be_deferred: bool = False) -> Any:
         """Run a protocol that is not joint, and repeat its store operations as a joint one does.
 
         Raises:
             JointUnavailableError: The shared store did not answer for too long.
         """
-        persistence = patience_of(self._member, op, seq=0)
+        persistence = patience_of(self._member, op, seq=0, may_be_deferred=may_be_deferred)
         return self._driver.run(with_persistence(protocol, persistence))
 
     def patience(

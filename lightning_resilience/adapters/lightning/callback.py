@@ -92,7 +92,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         breaker: A ``BreakerConfig``, or a mapping of its options.
         budget: A ``BudgetConfig``, or a mapping of its options.
         admission: An ``AdmissionConfig``, or a mapping of its options.
-        joint: A mapping of ``joint_timeout_s`` and ``joint_beat_s``.
+        joint: A mapping of ``joint_timeout_s``, ``joint_beat_s`` and ``defer_after_s``.
         checkpoints: A mapping of ``preflight``, ``max_consecutive_save_failures`` and
             ``allow_fresh_start``.
         spool: A mapping of ``spool_max_items``, ``spool_max_bytes``, ``max_unpublished_s``,
@@ -100,8 +100,10 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         on_outage: What a save does while storage is ill. ``spool`` (default) keeps it on the node
             and publishes it afterwards; ``wait`` waits up to ``deadline_s``, as a load always does;
             ``skip`` leaves the save point out; ``fail`` raises the same error on all ranks.
-        on_store_loss: What a rank does that cannot reach the shared store. ``wait`` (default) tries
-            until ``joint_timeout_s`` and then raises; ``raise`` does so at once.
+        on_store_loss: What a rank does that cannot reach the shared store. ``wait`` tries until
+            ``joint_timeout_s`` and then raises; ``raise`` does so at once. ``defer`` waits as well,
+            but where nobody has listened at the store's address for ``defer_after_s``, saves are
+            spooled, and training goes on. None: ``defer`` where saves are spooled, else ``wait``.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds:
             what no longer fits is not begun. None (default) takes what SLURM says, or 30.
         max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be

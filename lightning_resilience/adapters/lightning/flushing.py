@@ -19,16 +19,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from lightning_resilience.adapters.lightning.namespaces import checkpoint_directories
+from lightning_resilience.adapters.lightning.namespaces import checkpoint_directories, saving_of
 from lightning_resilience.adapters.lightning.removals import carry_out_the_rest
+from lightning_resilience.adapters.lightning.resilient_io import format_of
 from lightning_resilience.adapters.lightning.spooling import Spooling
+from lightning_resilience.adapters.lightning.storeless import Storeless
 from lightning_resilience.adapters.lightning.unspooling import Publishing
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import left_behind
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.spool import SpoolEntry, flush_s, plan_for
+from lightning_resilience.core.shards import Saving
+from lightning_resilience.core.spool import SpoolEntry, flush_s, may_be_spooled, plan_for
 from lightning_resilience.errors import CorruptCheckpointError
 
 
@@ -64,12 +67,11 @@ class Flushing:
     def __init__(self, trainer: Any, session: Session, patches: Patches) -> None:
         self._session = session
         self._root = os.fspath(trainer.default_root_dir)
-        self.is_due = False
-        """Whether a save has been spooled, the same on every rank."""
         self.puts_off = False
         """Whether a removal was put off, the same on every rank."""
         self.left_s: Callable[[], float | None] = lambda: None
         """Tells how long this process may still run, in seconds; None where nobody says so."""
+        self.storeless = Storeless(session, partial(_spools, trainer))
         self._is_failing = False
         self._has_waited = False
         if session.member.rank == 0:
@@ -90,7 +92,7 @@ class Flushing:
             JointError: The same on every rank; also where storage has refused what had waited.
         """
         session = self._session
-        if not self.is_due and not self.puts_off:
+        if not (session.member.unsettled.may_be_spooled or self.puts_off):
             return
         spooling = session.alone.spooling
         timeout_s = flush_s(session.spool, left_s=left_s)
@@ -122,11 +124,18 @@ class Flushing:
         finally:
             if spooling is not None:
                 spooling.close()
+            self.storeless.close()
             inner()
 
     def _grace_s(self) -> float:
         left_s = self.left_s()
         return _GRACE_S if left_s is None else min(_GRACE_S, left_s)
+
+
+def _spools(trainer: Any, url: str) -> bool:
+    """Tell whether a checkpoint of that path may wait on rank 0's node, on all ranks alike."""
+    is_ours = format_of(trainer.strategy.checkpoint_io).is_ours
+    return is_ours and saving_of(trainer) is Saving.RANK_ZERO and may_be_spooled(url)
 
 
 # The next start ----------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.manifests import remove_manifest
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.pipeline import Step, carry_out, linking
+from lightning_resilience.core.store_loss import told_names
 from lightning_resilience.errors import JointError, PeerFailedError, ResilienceError
 
 
@@ -142,7 +143,7 @@ def _list(callback: Any, session: Session, patches: Patches, *, preflight: Prefl
     directory = os.fspath(callback.dirpath)
     made: list[Any] = []
 
-    def work(token: CancelToken) -> None:
+    def work(token: CancelToken) -> str:
         token.raise_if_cancelled()
         # What is left for it afterwards are calls of rank 0 alone, such as to_yaml. It is made
         # here, because making a client may ask the storage.
@@ -154,14 +155,13 @@ def _list(callback: Any, session: Session, patches: Patches, *, preflight: Prefl
                 getattr(callback, LIST_DIRECTORY)(directory)
         finally:
             callback._fs = before
-        if session.alone.spooling is not None:
-            # While storage is ill, this is what says whether a name is taken.
-            session.alone.spooling.seen(directory, session.storage.names_in(directory, token))
+        return _names_in(session, directory, token)
 
     try:
         # With the slash it is a folder, and a probe asks for it and not for what is above it.
         url = f"{directory.rstrip('/')}/"
-        session.on_rank_zero("list", url, work, kind="read", retry=preflight.policy)
+        told = session.on_rank_zero("list", url, work, kind="read", retry=preflight.policy).detail
+        _note_names(session, directory, told)
         if made:
             patches.replace(callback, "_fs", made[0])
     except JointError as error:
@@ -175,6 +175,20 @@ def _list(callback: Any, session: Session, patches: Patches, *, preflight: Prefl
             "%s could not be listed, so whether it is empty is unknown: %s", directory, error
         )
     return True
+
+
+def _names_in(session: Session, directory: str, token: CancelToken) -> str:
+    if session.alone.spooling is None:
+        return ""
+    # While storage is ill, this is what says whether a name is taken; and on every rank, while the
+    # shared store is gone.
+    names = session.storage.names_in(directory, token)
+    return told_names(session.alone.spooling.seen(directory, names))
+
+
+def _note_names(session: Session, directory: str, told: str) -> None:
+    if session.flushing is not None:
+        session.flushing.storeless.listed(directory, told)
 
 
 def _file_exists(session: Session, filepath: str | os.PathLike[str], trainer: Any) -> bool:

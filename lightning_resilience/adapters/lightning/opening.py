@@ -132,15 +132,16 @@ def open_session(
 
 def _member(keys: Keys, trainer: Any, joint: JointConfig) -> Member:
     timeout_s = namespaces.process_group_timeout_s(trainer.strategy)
-    joint_timeout_s = joint.timeout_s(process_group_timeout_s=timeout_s)
+    terms = joint.store_terms(process_group_timeout_s=timeout_s)
     return Member(
         keys=keys,
         rank=trainer.global_rank,
         world_size=trainer.world_size,
-        timeout_s=joint_timeout_s,
+        timeout_s=joint.timeout_s(process_group_timeout_s=timeout_s),
         beat_s=joint.beat_s(process_group_timeout_s=timeout_s),
         on_outage=joint.on_outage,
-        store_patience_s=joint_timeout_s if joint.on_store_loss == "wait" else 0.0,
+        store_patience_s=terms.store_patience_s,
+        defer_after_s=terms.defer_after_s,
     )
 
 

@@ -10,31 +10,25 @@ numbers.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.adapters.lightning.alone import Alone, enlisted
+from lightning_resilience.adapters.lightning.parts import part_of
 from lightning_resilience.adapters.lightning.removals import Removals
-from lightning_resilience.adapters.lightning.work import (
-    Asked,
-    Passage,
-    carry_out,
-    detail_of,
-    hand_over,
-)
+from lightning_resilience.adapters.lightning.work import Asked, Passage, detail_of, hand_over
 from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.incident import PeerInterruption
-from lightning_resilience.core.joint import error_of, report_of
+from lightning_resilience.core.joint import error_of
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import FinalRecord
 from lightning_resilience.core.retention import Stage
-from lightning_resilience.core.spool import SpoolConfig, is_spooled, outage_policy
+from lightning_resilience.core.spool import SpoolConfig, outage_policy
+from lightning_resilience.core.store_loss import is_deferred
 from lightning_resilience.errors import ResilienceError
-from lightning_resilience.protocols.joint import Joint, JointResult, Member, Part, perform
+from lightning_resilience.protocols.joint import Joint, JointResult, Member, perform
 from lightning_resilience.protocols.joint_told import read_reports
 from lightning_resilience.protocols.joint_verdict import someone_left
 
@@ -51,8 +45,6 @@ if TYPE_CHECKING:
     from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import CancelToken
-    from lightning_resilience.protocols.effects import Protocol
-    from lightning_resilience.protocols.guard import Guarded
     from lightning_resilience.runtime.driver import Driver
 
 
@@ -126,8 +118,8 @@ class Session:
         """
         with self.alone.retaining.saving(url) as ending:
             result = self._joint("save", url, work)
-            if self.flushing is not None and is_spooled(result.final.detail):
-                ending.stage, self.flushing.is_due = Stage.SPOOLED, True
+            if self.flushing is not None:
+                ending.stage = self.flushing.storeless.saved(url, result)
         if ending.stage is Stage.VERIFIED and result.value is not None:
             self.alone.saved(url, result.value)
 
@@ -245,8 +237,9 @@ class Session:
             JointError: The same on every rank: it cannot be told.
         """
         work = self.alone.question(url)
-        result = self._joint("exists", url, work, kind="read")
-        return result.final.detail == str(True)
+        final = self._joint("exists", url, work, kind="read").final
+        told = final.detail if self.flushing is None else self.flushing.storeless.answer(url, final)
+        return told == str(True)
 
     def on_rank_zero(
         self,
@@ -322,26 +315,36 @@ class Session:
         policy = outage_policy(self.member.on_outage, op=op, is_saving=self.is_saving)
         if work is not None and policy != "proceed":
             work.instead = None
+        storeless = None if self.flushing is None else self.flushing.storeless
+        may_be_deferred = storeless is not None and storeless.covers(op, url, workers=workers)
         joint = Joint(
             op=op,
             seq=self._seq,
             digest=self.place(),
             subject=redacted(url),
             workers=workers,
-            circuit=breakers.joint_circuit(url, kind) if is_guarded else None,
+            circuit=breakers.joint_circuit(url, kind, may_be_deferred) if is_guarded else None,
             patience=breakers.patience(url, kind, storage, on_outage=policy),
             deadline_s=retry.deadline_s,
             on_outage=policy,
+            may_be_deferred=may_be_deferred,
         )
         works = work is not None and self.member.rank in joint.workers
         try:
-            part = self._part(joint, work, kind) if work is not None and works else None
+            part = None
+            if work is not None and works:
+                first = None if op == "remove" else self._removals.first()
+                rank, alone = self.member.rank, self.alone
+                part = part_of(joint, work, rank=rank, kind=kind, alone=alone, first=first)
+                if storeless is not None and may_be_deferred:
+                    part = replace(part, instead=storeless.instead(op, work))
             result: JointResult = self.driver.run(perform(self.member, joint, part))
         finally:
             if work is not None:
                 work.close()
         self._raise(result, joint.seq)
-        self._stop_alone(op)
+        if not is_deferred(result.final):
+            self._stop_alone(op)
         return result
 
     def _stop_alone(self, op: str) -> None:
@@ -349,26 +352,6 @@ class Session:
         # another rank has left already: the collective that follows would fail for its absence.
         if self._is_stopping() and self.alone.breakers.run(op, someone_left(self.member)):
             self.driver.interrupt()
-
-    def _part(self, joint: Joint, work: Work, kind: str) -> Part:
-        by_all = len(joint.workers) > 1
-
-        def report(error: BaseException) -> Any:
-            return report_of(error, rank=self.member.rank, outcome=joint.patience.classify(error))
-
-        first = None if joint.op == "remove" else self._removals.first()
-
-        def run(started_at_s: float) -> Protocol[Guarded]:
-            if first is not None:
-                with contextlib.suppress(ResilienceError):
-                    yield from first
-            if joint.circuit is None or not work.is_guarded:
-                return (yield from hand_over(work, started_at_s))
-            call = self.alone.call(joint.op, work, kind=kind, collective=by_all)
-            call = replace(call, patience=joint.patience)
-            return (yield from carry_out(joint.circuit, call, work, started_at_s=started_at_s))
-
-        return Part(run=run, detail=partial(detail_of, joint.op), outcome=report)
 
     def _raise(self, result: JointResult, seq: int) -> None:
         error = result.error

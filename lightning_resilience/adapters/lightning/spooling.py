@@ -146,9 +146,11 @@ class Spooling:
         """Tell whether a checkpoint of that path waits; asks nobody."""
         return self._shelf.spool.holds(name_of(url))
 
-    def seen(self, directory: str, names: Iterable[str]) -> None:
-        """Note what is in a directory of checkpoints, before the first save of this run."""
-        self._seen[name_of(directory)] = {name.rstrip("/").rpartition("/")[2] for name in names}
+    def seen(self, directory: str, names: Iterable[str]) -> set[str]:
+        """Note, and return, what is in a directory, before the first save of this run."""
+        seen = {name.rstrip("/").rpartition("/")[2] for name in names}
+        self._seen[name_of(directory)] = seen
+        return seen
 
     def is_known(self, url: str, why: str, token: CancelToken) -> bool:
         """Tell whether a checkpoint exists, while storage cannot be asked.

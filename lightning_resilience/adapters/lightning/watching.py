@@ -97,12 +97,23 @@ class Watch:
                 self._turned.clear()
                 self._hearing = self._number
                 with contextlib.suppress(_TurnedError):
-                    self._hear(self._hearing)
+                    while not self._has_listened(self._hearing):
+                        pass
         except ResilienceError as error:
             if not self._is_closed:
                 _log.warning("what other ranks ask for is not heard any more: %s", error)
         finally:
             self._driver.close()
+
+    def _has_listened(self, number: int) -> bool:
+        """Listen; return whether there was a store, where training goes on without one."""
+        try:
+            self._hear(number)
+        except ResilienceError:
+            if self._is_closed or self._member.defer_after_s is None:
+                raise
+            return False
+        return True
 
     def _hear(self, number: int) -> None:
         record = self._driver.run(listen(self._member, number))

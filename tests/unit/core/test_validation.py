@@ -44,7 +44,7 @@ SECONDS = {
     ),
     AdmissionConfig: ("slot_lease_s", "beat_every_s"),
     BudgetConfig: ("budget_window_s",),
-    JointConfig: ("joint_timeout_s", "joint_beat_s", "termination_grace_s"),
+    JointConfig: ("joint_timeout_s", "joint_beat_s", "termination_grace_s", "defer_after_s"),
     SpoolConfig: ("max_unpublished_s", "flush_timeout_s"),
 }
 WHOLE = {
@@ -64,6 +64,7 @@ OTHERS = {
     CheckpointConfig: ("preflight", "allow_fresh_start"),
     SpoolConfig: ("same_path_interval_s",),
 }
+DERIVED = ("spool_max_bytes", "on_store_loss", "defer_after_s")
 NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, True, False, "5", b"5", [5], 10**400)
 
 
@@ -112,7 +113,7 @@ def test_durations_are_positive_seconds(kind: type, name: str, value: object) ->
 @pytest.mark.parametrize(("kind", "name", "value"), cases(SECONDS | WHOLE | OTHERS, (None,)))
 def test_none_is_no_value(kind: type[Any], name: str, value: object) -> None:
     """None is refused wherever no option is derived from others."""
-    if name.startswith("joint") or name == "spool_max_bytes":
+    if name.startswith("joint") or name in DERIVED:
         assert getattr(kind(**{name: value}), name) is None
         return
 
@@ -157,10 +158,13 @@ def test_the_quorum_is_a_share(value: object) -> None:
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
-    [("on_outage", ("spool", "wait", "skip", "fail")), ("on_store_loss", ("wait", "raise"))],
+    [
+        ("on_outage", ("spool", "wait", "skip", "fail")),
+        ("on_store_loss", ("wait", "raise", "defer")),
+    ],
 )
 @pytest.mark.parametrize(
-    "value", ["", "Wait", "wait ", "defer", 1, True, math.nan, ("wait",)], ids=short
+    "value", ["", "Wait", "wait ", "defers", 1, True, math.nan, ("wait",)], ids=short
 )
 def test_choices_are_among_those_that_exist(
     name: str, allowed: tuple[str, ...], value: object
@@ -186,6 +190,33 @@ def test_values_at_the_edge_are_allowed() -> None:
     BreakerConfig(probe_timeout_s=4, probe_lease_s=7.75)
     BreakerConfig(view_max_age_s=9.999, open_for_s=10)
     JointConfig(joint_timeout_s=1, joint_beat_s=0.999)
+
+
+@pytest.mark.parametrize("on_outage", ["wait", "skip", "fail"])
+def test_what_is_deferred_needs_the_spool(on_outage: str) -> None:
+    """Saves are deferred by themselves where they are spooled, and are refused where they are not.
+
+    Whoever has said nothing of the store waits for it then.
+    """
+    terms = JointConfig(on_outage=on_outage).store_terms(process_group_timeout_s=100.0)
+    by_default = JointConfig().store_terms(process_group_timeout_s=100.0)
+
+    text = error_of(JointConfig, on_store_loss="defer", on_outage=on_outage)
+
+    assert (terms.store_patience_s, terms.defer_after_s) == (80.0, None)
+    assert (by_default.store_patience_s, by_default.defer_after_s) == (80.0, 20.0)
+    assert text.startswith("on_store_loss='defer'")
+    assert repr(on_outage) in text
+
+
+def test_how_long_the_store_must_be_gone_is_bounded_by_default() -> None:
+    """A quarter of the time after which a rank is lost, and half a minute at most."""
+
+    def default(timeout_s: float) -> float | None:
+        config = JointConfig(joint_timeout_s=timeout_s)
+        return config.store_terms(process_group_timeout_s=1.0).defer_after_s
+
+    assert [default(timeout_s) for timeout_s in (40.0, 1440.0)] == [10.0, 30.0]
 
 
 # Options that contradict each other, and what the error has to name: both options, both values.
@@ -240,6 +271,11 @@ RELATIONS: list[tuple[Callable[..., object], dict[str, Any], tuple[str, ...]]] =
         JointConfig,
         {"joint_timeout_s": 5, "joint_beat_s": 5},
         ("joint_beat_s=5", "joint_timeout_s=5"),
+    ),
+    (
+        JointConfig,
+        {"joint_timeout_s": 5, "defer_after_s": 5},
+        ("defer_after_s=5", "joint_timeout_s=5"),
     ),
 ]
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from lightning_resilience.core.events import StoreLost, StoreReturned
 from lightning_resilience.errors import JointUnavailableError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
-from lightning_resilience.protocols.persistent import Persistence, with_persistence
+from lightning_resilience.protocols.persistent import Persistence, Witness, with_persistence
 from tests.scripted_driver import STORE_EFFECTS, Away, Fault, Interrupt, Task, World
 
 
@@ -216,3 +218,72 @@ def test_the_stores_own_error_keeps_its_cause(effect: Effect) -> None:
 
     assert task.error is error
     assert isinstance(error.__cause__, ConnectionResetError)
+
+
+class Noting(Witness):
+    """Notes what it is told, and says that the store is gone at the third refusal."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def has_answered(self) -> None:
+        """Note an answer."""
+        self.heard.append("answer")
+
+    def has_failed(self, error: StoreUnavailableError, *, now_s: float) -> Exception | None:
+        """Note a failure."""
+        del now_s
+        self.heard.append("refusal" if error.is_refused else "silence")
+        return JointUnavailableError("gone") if self.heard.count("refusal") > 2 else None
+
+
+@pytest.mark.parametrize("effect", REPEATABLE, ids=lambda effect: type(effect).__name__)
+def test_a_witness_ends_the_patience(effect: Effect) -> None:
+    """What it says is raised at once, and for all that the protocol still does."""
+    witness, world = Noting(), World()
+
+    def fault(_task: Task, _index: int, effect: Effect) -> Fault | None:
+        return Away(is_refused=True) if isinstance(effect, STORE_EFFECTS) else None
+
+    def stubborn() -> Protocol[Any]:
+        with contextlib.suppress(JointUnavailableError):
+            yield effect
+        return (yield effect)
+
+    world.fault = fault
+    task = world.spawn(with_persistence(stubborn(), replace(persistence(60.0), witness=witness)))
+    world.run()
+
+    assert isinstance(task.error, JointUnavailableError)
+    assert str(task.error) == "gone"
+    assert witness.heard == ["refusal"] * 3
+
+
+def test_a_witness_hears_answers_and_what_is_no_refusal() -> None:
+    """A wait that ends without its key is no answer: it may never have had a connection."""
+    witness, world = Noting(), World()
+    world.fault = away_until(world, 1.0)
+
+    def talk() -> Protocol[Any]:
+        yield fx.Get("key")
+        yield fx.WaitFor("never", 5.0)
+        yield fx.Sleep(1.0)
+
+    world.spawn(with_persistence(talk(), replace(persistence(60.0), witness=witness)))
+    world.run()
+
+    assert set(witness.heard[:-1]) == {"silence"}
+    assert witness.heard[-1] == "answer"
+
+
+def test_a_wait_for_a_key_is_brief_once_the_store_was_away() -> None:
+    """Whoever waits in a store that has lost what it held looks around soon."""
+    witness, world = Noting(), World()
+    world.fault = away_until(world, 1.0)
+    waiting = one(fx.WaitFor("never", 1000.0))
+    task = world.spawn(with_persistence(waiting, replace(persistence(60.0), witness=witness)))
+    world.run()
+
+    assert task.result is False
+    assert task.ended_at_s is not None
+    assert task.ended_at_s <= 10.0

@@ -138,7 +138,7 @@ def test_an_unknown_name_is_answered_with_the_right_one(
 
 
 @pytest.mark.parametrize("name", ["on_outage", "on_store_loss"])
-@pytest.mark.parametrize("value", ["defer", "WAIT", "", 1])
+@pytest.mark.parametrize("value", ["defers", "WAIT", "", 1])
 def test_a_word_that_is_none_of_the_allowed_is_refused(name: str, value: Any) -> None:
     """The error lists the words that there are."""
     with pytest.raises(ConfigError, match=rf"{name}={re.escape(repr(value))}.*'wait'"):
