@@ -26,7 +26,8 @@ from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import left_behind
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.spool import SpoolEntry, flush_s, plan_for
+from lightning_resilience.core.spool import flush_s, plan_for
+from lightning_resilience.core.spooled import SpoolEntry  # noqa: TC001 - a field's type
 from lightning_resilience.errors import CorruptCheckpointError
 
 
@@ -162,7 +163,7 @@ def publish_what_was_left(trainer: Any, session: Session, asked: Any) -> None:
         _drop(mine, plan.drop.get(str(session.member.rank), ()))
         if plan.publish:
             publish = plan.publish.get(str(session.member.rank), ())
-            _publish(session, root, [kept for _, kept in mine if kept.name in publish])
+            _publish(session, root, [each for each in mine if each[1].name in publish])
             _drop(mine, publish)
     finally:
         for spool, _ in mine:
@@ -203,11 +204,11 @@ def _drop(mine: Iterable[tuple[SpoolDirectory, Kept]], names: Iterable[str]) -> 
             spool.drop(kept.name)
 
 
-def _publish(session: Session, root: str, kept: list[Kept]) -> None:
+def _publish(session: Session, root: str, mine: list[tuple[SpoolDirectory, Kept]]) -> None:
     done: set[str] = set()
 
     def publish(token: CancelToken) -> str:
-        for one in kept:
+        for spool, one in mine:
             if one.name in done:
                 continue
             work = Publishing(
@@ -216,7 +217,7 @@ def _publish(session: Session, root: str, kept: list[Kept]) -> None:
             try:
                 published = work.attempt(token)
             except CorruptCheckpointError as error:
-                _log.warning("%s", error)
+                _log.warning("%s It is set aside as %s.", error, spool.set_aside(one.name))
             else:
                 _log.info(
                     "%s, which an earlier start had left on this node, is %s",

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
-from lightning_resilience.adapters.lightning.commit import origin_of
 from lightning_resilience.adapters.lightning.publisher import Publisher
 from lightning_resilience.adapters.lightning.shelf import Shelf, Shelved
 from lightning_resilience.adapters.names import name_of
@@ -22,20 +21,25 @@ from lightning_resilience.core.events import (
     CheckpointSuperseded,
 )
 from lightning_resilience.core.evidence import redacted
-from lightning_resilience.core.spool import SpoolEntry, pause_s, refusal, spooled_detail
+from lightning_resilience.core.spool import pause_s, refusal, spooled_detail
+from lightning_resilience.core.spooled import entry_of
 from lightning_resilience.errors import CheckpointError
 from lightning_resilience.runtime.calls import Token
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from lightning_resilience.adapters.lightning.alone import Alone
-    from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
     from lightning_resilience.adapters.lightning.shelf import Link
+    from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.staging import Staged
+    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.adapters.trees import Tree
+    from lightning_resilience.core.manifest import Origin
     from lightning_resilience.core.spool import SpoolConfig
+    from lightning_resilience.core.spooled import SpoolEntry
     from lightning_resilience.ports import CancelToken
 
 
@@ -55,6 +59,24 @@ class Spooled:
     file: str
     size_bytes: int
     digest: str
+
+
+class Spoolable(Protocol):
+    """A save whose checkpoint can be kept on this node as a whole.
+
+    Attributes:
+        storage: Clients of storage.
+        url: Where it goes.
+        origin: Where it comes from.
+    """
+
+    storage: Storage
+    url: str
+    origin: Origin
+
+    def spool(self, path: str, token: CancelToken) -> Staged | Tree:
+        """Have ``path`` be the checkpoint; storage is asked nothing."""
+        ...
 
 
 class Spooling:
@@ -82,11 +104,15 @@ class Spooling:
         """Hold back what waits under that path while it is saved."""
         return self._shelf.saving(name_of(url))
 
-    def instead_of(self, work: StagedSave) -> Callable[[str, CancelToken], Spooled]:
-        """Return what is done instead of a save while storage is ill."""
-        return partial(self._keep, work)
+    def divert(self, work: Work) -> None:
+        """Have a save spooled where it meets an outage, or comes too soon after another."""
+        if work.waits_because:
+            work.instead = partial(_refuse, work.waits_because)
+            return
+        work.instead = partial(self._keep, cast("Spoolable", work))
+        work.at_once = self._too_soon(work.url)
 
-    def _keep(self, work: StagedSave, why: str, token: CancelToken) -> Spooled:
+    def _keep(self, work: Spoolable, why: str, token: CancelToken) -> Spooled:
         alone, directory = self._alone, self._shelf.claim()
         now_s = alone.driver.clock.now_s()
         spool, path = self._shelf.spool, name_of(work.url)
@@ -117,8 +143,7 @@ class Spooling:
         told = spooled_detail(entry.digest)
         return Spooled(file=kept.file, size_bytes=entry.size_bytes, digest=told)
 
-    def too_soon(self, url: str) -> str:
-        """Tell why a save of that path is spooled though storage is well; empty where it is not."""
+    def _too_soon(self, url: str) -> str:
         if not self._shelf.pause_s(name_of(url)):
             return ""
         return f"it was written less than {self._config.same_path_interval_s:g} s ago"
@@ -200,15 +225,11 @@ class Spooling:
         self._shelf.release()
 
 
-def _entry_of(work: StagedSave, number: int, staged: Staged) -> SpoolEntry:
-    origin = origin_of(work.checkpoint, work.storage)
-    return SpoolEntry(
-        path=work.url,
-        size_bytes=staged.size_bytes,
-        digest=staged.digest,
-        number=number,
-        step=origin.step,
-        epoch=origin.epoch,
-        run=origin.run,
-        versions=dict(origin.versions),
-    )
+def _refuse(why_it_waits: str, why: str, token: CancelToken) -> None:
+    del why
+    token.raise_if_cancelled()
+    raise CheckpointError(why_it_waits)
+
+
+def _entry_of(work: Spoolable, number: int, staged: Staged | Tree) -> SpoolEntry:
+    return entry_of(*(work.url, staged.contents, work.origin), digest=staged.digest, number=number)

@@ -67,6 +67,8 @@ class Work(ABC):
     """What is done while storage is ill, given why; None to wait for it."""
     at_once = ""
     """Why ``instead`` is tried first; empty where it is not."""
+    waits_because = ""
+    """Why a save has no other way, to be said when it meets an outage; empty where it has one."""
 
     def __init__(self, storage: Storage, url: str) -> None:
         self.storage = storage
@@ -204,24 +206,34 @@ def carry_out(
         work: What they are attempts of.
         started_at_s: When the operation began, on this process's clock; None for now.
     """
-    if work.instead is not None:
-        other = OtherWay(
-            work=work.instead, timeout_s=call.policy.stall_timeout_s, at_once=work.at_once
-        )
-        return (yield from guard_or_divert(circuit, call, other, started_at_s=started_at_s))
     if not work.has_steps:
-        return (yield from guard(circuit, call, started_at_s))
+        return (yield from _attempts(circuit, call, work, started_at_s=started_at_s))
     # These cannot mark their progress: they are somebody else's code.
     yield Call(work.prepare, timeout_s=call.policy.deadline_s)
     done = Guarded(value=None, attempts=0, elapsed_s=0.0)
     if work.needs_storage:
         try:
-            done = yield from guard(circuit, call, started_at_s)
+            done = yield from _attempts(circuit, call, work, started_at_s=started_at_s)
         except BaseException:
             work.give_up()
             raise
     value = yield Call(partial(work.finish, done.value), timeout_s=call.policy.deadline_s)
     return replace(done, value=value)
+
+
+def _attempts(
+    circuit: Circuit, call: GuardedCall, work: Work, *, started_at_s: float | None
+) -> Protocol[Guarded]:
+    if work.instead is None:
+        return (yield from guard(circuit, call, started_at_s))
+    policy = call.policy
+    other = OtherWay(
+        work=work.instead,
+        # Somebody else's code marks no progress there either.
+        timeout_s=policy.stall_timeout_s if work.marks_progress else policy.deadline_s,
+        at_once=work.at_once,
+    )
+    return (yield from guard_or_divert(circuit, call, other, started_at_s=started_at_s))
 
 
 def hand_over(work: Work, started_at_s: float) -> Protocol[Guarded]:

@@ -15,7 +15,7 @@ import pytest
 
 from lightning_resilience.adapters.spool import SpoolDirectory, left_behind
 from lightning_resilience.adapters.staging import Staged, stage
-from lightning_resilience.core.spool import SpoolEntry
+from lightning_resilience.core.spooled import SpoolEntry
 from lightning_resilience.runtime.calls import Token
 
 

@@ -1,0 +1,122 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a checkpoint that waits on a node, and which checkpoints never wait there.
+
+==============================  ====================================================================
+what is not spooled             why
+==============================  ====================================================================
+a tuner's temporary file        it goes back to it at once, and removes it
+what a ``CheckpointIO`` of the  nobody but that knows what it has written, and where: there is
+user's writes by itself         nothing that could be kept, and published later
+(``staging=False``)
+shards                          each node has its own, and the metadata may only appear once all of
+                                them are up. That takes a step of all ranks, and nobody makes one
+                                while training goes on
+==============================  ====================================================================
+
+A save of one of these waits for storage, and all ranks with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import msgspec
+
+# Not for the type checker alone: msgspec reads the fields' types.
+from lightning_resilience.core.manifest import FileRecord
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.manifest import Contents, Origin
+
+
+__all__ = ["SHARDS_WAIT", "WHOLE_WAITS", "SpoolEntry", "entry_of", "may_be_spooled"]
+
+_VERSION: Final = 1
+
+WHOLE_WAITS: Final = (
+    "waits: what a CheckpointIO with staging=False writes is not spooled, because it is called as "
+    "a whole, with the checkpoint's own URL"
+)
+"""Said where such a save meets an outage."""
+
+SHARDS_WAIT: Final = "waits: sharded checkpoints are not spooled"
+"""Said where such a save meets an outage."""
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class SpoolEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The record beside a spooled file or directory: where it belongs, and what it is.
+
+    Args:
+        v: Version of the format.
+        path: URL of the checkpoint.
+        size_bytes: Length of the file, or of all files.
+        digest: Of its bytes, or of the list of its files, as in a manifest.
+        files: Where it is a directory, its files in the order in which they were finished, which is
+            the order in which they are published; empty where it is one file.
+        number: The how manieth save of its run it is; later ones of a path replace earlier ones.
+        step: Optimizer steps that it has been trained for, where it says so.
+        epoch: Its epoch, where it says so.
+        run: Name of the run that saved it.
+        versions: Versions of what wrote it.
+    """
+
+    v: int = _VERSION
+    path: str
+    size_bytes: _Count
+    digest: str
+    files: tuple[FileRecord, ...] = ()
+    number: _Count = 0
+    step: _Count | None = None
+    epoch: _Count | None = None
+    run: str = ""
+    versions: dict[str, str] = {}
+
+    @property
+    def contents(self) -> Contents:
+        """Size and digest of each file, in the order in which they are published."""
+        if not self.files:
+            return {"": (self.size_bytes, self.digest)}
+        return {file.name: (file.size_bytes, file.digest) for file in self.files}
+
+
+def entry_of(
+    path: str, contents: Contents, origin: Origin, *, digest: str, number: int
+) -> SpoolEntry:
+    """Return the record of a checkpoint that is spooled.
+
+    Args:
+        path: URL of the checkpoint.
+        contents: What was written, in the order in which it was finished.
+        origin: Where it comes from.
+        digest: Of all of it.
+        number: The how manieth save of its run it is.
+    """
+    files = tuple(
+        FileRecord(name=name, size_bytes=size_bytes, digest=file_digest)
+        for name, (size_bytes, file_digest) in contents.items()
+        if name
+    )
+    return SpoolEntry(
+        path=path,
+        size_bytes=sum(size_bytes for size_bytes, _ in contents.values()),
+        digest=digest,
+        files=files,
+        number=number,
+        step=origin.step,
+        epoch=origin.epoch,
+        run=origin.run,
+        versions=dict(origin.versions),
+    )
+
+
+def may_be_spooled(path: str) -> bool:
+    """Tell whether a checkpoint may wait on the node by its name: not a tuner's temporary one.
+
+    Args:
+        path: Its path or URL.
+    """
+    return not path.rpartition("/")[2].startswith(".")
