@@ -191,6 +191,12 @@ class SpoolDirectory:
             if not Path(self.file_of(name)).exists():
                 self._record_of(name).unlink(missing_ok=True)
 
+    def remove_torn(self) -> None:
+        """Remove it all, where there is nothing complete in it and nobody has it."""
+        if not self._names() and self.claim():
+            self.remove_unfinished()
+            self.release()
+
     def _names(self) -> list[str]:
         return sorted(
             record.name.removesuffix(_RECORD) for record in self._path.glob(f"*{_RECORD}")
@@ -228,7 +234,10 @@ def left_behind(
         if not (run / _NAME).is_dir():
             continue
         spool = SpoolDirectory(str(run))
-        if not any(wanted(kept.entry) for kept in spool.kept()) or not spool.claim():
+        if not any(wanted(kept.entry) for kept in spool.kept()):
+            spool.remove_torn()
+            continue
+        if not spool.claim():
             continue
         # Read again, now that nobody else changes it.
         spool.remove_unfinished()

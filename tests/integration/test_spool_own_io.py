@@ -56,8 +56,14 @@ class FileIO(CheckpointIO):
         assert storage_options is None
         torch.save({"own": checkpoint}, path)
 
-    def load_checkpoint(self, path: Any, **_options: Any) -> Any:
+    def load_checkpoint(
+        self,
+        path: Any,
+        map_location: Any = None,
+        weights_only: bool | None = None,  # noqa: FBT001 - Lightning's signature
+    ) -> Any:
         """Read it from a local path."""
+        del map_location, weights_only
         return torch.load(path, weights_only=False)["own"]
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -75,10 +81,10 @@ class TreeIO(FileIO):
         super().save_checkpoint(checkpoint, folder / "0.pt", storage_options)
         Path(path, "index.json").write_text(json.dumps(["weights/0.pt"]), encoding="utf-8")
 
-    def load_checkpoint(self, path: Any, **options: Any) -> Any:
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> Any:
         """Read it from a local path."""
         index = json.loads(Path(path, "index.json").read_text(encoding="utf-8"))
-        return super().load_checkpoint(Path(path, index[0]), **options)
+        return super().load_checkpoint(Path(path, index[0]), *args, **options)
 
 
 FORMATS = pytest.mark.parametrize("own", [FileIO, TreeIO])
@@ -222,7 +228,7 @@ def test_of_one_path_only_the_newest_directory_waits(
 
 
 def test_at_a_bound_the_save_waits_and_nothing_is_written_twice(
-    faulty: Callable[..., Job], spool: Path, caplog: pytest.LogCaptureFixture
+    faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was staged for the node's spool is what is published after the wait."""
     calls: list[str] = []
@@ -310,7 +316,7 @@ def test_a_damaged_one_is_set_aside(
     (file,) = spool.glob("*/*/unpublished/*.checkpoint/weights/0.pt")
     damage(file)
 
-    again = faulty(steps=3, every=9, options=SPOOL)
+    again = faulty(steps=3, options=SPOOL)
     trainer = run(with_io(again, TreeIO()), f"{job.folder}/step=2.ckpt")
 
     assert trainer.global_step == 3

@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from lightning_resilience.adapters.lightning.namespaces import checkpoint_directories
+from lightning_resilience.adapters.lightning.namespaces import (
+    checkpoint_directories,
+    is_wrapping_io,
+)
 from lightning_resilience.adapters.lightning.spooling import Spooling
 from lightning_resilience.adapters.lightning.unspooling import Publishing
 from lightning_resilience.adapters.lightning.work import Asked
@@ -63,14 +66,19 @@ class Flushing:
     def __init__(self, trainer: Any, session: Session, patches: Patches) -> None:
         self._session = session
         self._root = os.fspath(trainer.default_root_dir)
-        self.is_due = False
-        """Whether a save has been spooled, the same on every rank."""
+        self.is_due = is_wrapping_io(trainer.strategy.checkpoint_io)
+        """Whether a save may have been spooled, the same on every rank: of what rank 0 writes in
+        the background the others do not know."""
         self._is_failing = False
+        strategy, background = trainer.strategy, session.background
         if session.member.rank == 0:
             session.alone.spooling = Spooling(session.alone, config=session.spool)
-        strategy = trainer.strategy
-        for name, hook in (("on_exception", self._take_note), ("teardown", self._tear_down)):
-            patches.replace(strategy, name, partial(hook, getattr(strategy, name)))
+        patches.replace(strategy, "on_exception", partial(self._take_note, strategy.on_exception))
+        if background is None:
+            patches.replace(strategy, "teardown", partial(self._tear_down, strategy.teardown))
+        else:
+            # Order: what is pending there may be spooled yet.
+            background.end = self._tear_down
 
     def flush(self, left_s: float | None) -> None:
         """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
@@ -103,6 +111,8 @@ class Flushing:
             if not self._is_failing:
                 self.flush(None)
             elif spooling is not None:
+                if self._session.background is not None:
+                    self._session.background.wait_for_all()
                 spooling.flush(flush_s(self._session.spool, left_s=_GRACE_S))
         finally:
             if spooling is not None:

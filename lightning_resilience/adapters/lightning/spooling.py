@@ -97,6 +97,7 @@ class Spooling:
         )
         self._publisher = Publisher(alone, self._shelf)
         self._seen: dict[str, set[str]] = {}
+        self._unwanted: dict[str, int] = {}
 
     # A save ---------------------------------------------------------------------------------------
 
@@ -119,7 +120,7 @@ class Spooling:
         refused = refusal(spool, self._config, path, free_bytes=directory.free_bytes, now_s=now_s)
         if refused:
             raise CheckpointError(refused)
-        name, number = alone.driver.dice.nonce(), alone.retaining.number_of(work.url)
+        name, number = alone.driver.dice.nonce(), alone.retaining.number_being_saved(work.url)
         kept = directory.keep(
             name, lambda file: work.spool(file, token), partial(_entry_of, work, number)
         )
@@ -156,9 +157,26 @@ class Spooling:
 
     def asked_to_remove(self, url: str) -> None:
         """Take off what waits under that path and is to be removed, once a later one is safe."""
-        if self._alone.retaining.is_replaced(url):
-            number = self._alone.retaining.number_of(url)
-            self._supersede(name_of(url), before=number + 1, why="it was to be removed")
+        with self._shelf.changed:
+            self._unwanted[url] = self._alone.retaining.number_of(url)
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """Take off what was to be removed, where that had to wait for a later save.
+
+        In the background that is written after its removal of the older one was asked for.
+        """
+        retaining = self._alone.retaining
+        with self._shelf.changed:
+            asked = dict(self._unwanted)
+        for url, number in asked.items():
+            is_saved_again = retaining.number_of(url) != number
+            if not is_saved_again and not retaining.is_replaced(url):
+                continue
+            with self._shelf.changed:
+                self._unwanted.pop(url, None)
+            if not is_saved_again:
+                self._supersede(name_of(url), before=number + 1, why="it was to be removed")
 
     def _supersede(self, path: str, *, before: int, why: str) -> None:
         for item in self._shelf.supersede(path, before=before):
@@ -214,6 +232,15 @@ class Spooling:
     def flush(self, timeout_s: float, token: CancelToken | None = None) -> None:
         """Wait until nothing waits, at most for a while, in seconds."""
         self._publisher.flush(timeout_s, token or Token())
+
+    def await_published(self, url: str, token: CancelToken | None = None) -> None:
+        """Wait until no checkpoint of that path waits here, so that it can be loaded.
+
+        At most as long as a call on ill storage may take: the load that comes after it waits too.
+        """
+        self._publisher.await_path(
+            name_of(url), self._alone.breakers.policy.retry.deadline_s, token or Token()
+        )
 
     def close(self) -> None:
         """Publish no more, say what is left, and let another process have it. Idempotent."""
