@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from lightning_resilience.adapters.trees import discard_tree
+from lightning_resilience.adapters.tree_copies import discard_tree
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.spooled import SpoolEntry
 from lightning_resilience.errors import StoreError

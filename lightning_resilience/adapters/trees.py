@@ -28,7 +28,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import shutil
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -58,17 +57,15 @@ __all__ = [
     "Publication",
     "Tree",
     "below",
-    "copy_tree",
+    "copy_into",
     "digest_of_file",
     "digest_of_open",
-    "discard_tree",
     "fetch",
     "files_below",
     "identity",
     "measure",
     "put_in_place",
     "send",
-    "synchronise_names",
 ]
 
 PIECE_BYTES: Final = 8 * 2**20
@@ -125,50 +122,6 @@ def measure(path: str, token: CancelToken) -> Tree:
         digest = digest_of_file(files[name], token, synchronise=True)
         contents[name] = (files[name].stat().st_size, digest)
     return Tree(path=path, contents=contents)
-
-
-def synchronise_names(path: str) -> None:
-    """Make the names in a directory last, and in all below it; a file has none.
-
-    ``measure`` has synchronised what is in the files.
-    """
-    root = Path(path)
-    if root.is_dir():
-        for directory in (*(item for item in root.rglob("*") if item.is_dir()), root):
-            fsync_directory(directory)
-
-
-def copy_tree(tree: Tree, path: str, token: CancelToken) -> Tree:
-    """Copy all files of a tree on this node.
-
-    Args:
-        tree: What is copied.
-        path: A new name; its directory is there.
-        token: Told of progress, and asked whether the caller has given up.
-
-    Returns:
-        What is there now, its files in the same order, measured anew.
-
-    Raises:
-        CallTimeoutError: The caller has given up; what is copied stays.
-        OSError: What a filesystem raised.
-    """
-    contents = {}
-    for name in tree.contents:
-        target = Path(below(path, name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged = stage(partial(_copy, below(tree.path, name)), str(target), token)
-        contents[name] = (staged.size_bytes, staged.digest)
-    synchronise_names(path)
-    return Tree(path=path, contents=contents)
-
-
-def discard_tree(path: str) -> None:
-    """Remove a file, or a directory with all that is in it. Idempotent: absent is success."""
-    if Path(path).is_dir():
-        shutil.rmtree(path)
-    else:
-        discard(path)
 
 
 def files_below(root: Path) -> dict[str, Path]:
@@ -321,7 +274,7 @@ def send(source: str, place: Place, *, size_bytes: int, nonce: str, token: Cance
     if place.store.is_local:
         # The node's own disk may be another filesystem, from which nothing can be renamed.
         staged = place.store.staging_path(place.path, nonce)
-        stage(partial(_copy, source), staged, token)
+        stage(partial(copy_into, source), staged, token)
     try:
         place.store.publish(staged, place.path, token)
     except BaseException:
@@ -331,7 +284,8 @@ def send(source: str, place: Place, *, size_bytes: int, nonce: str, token: Cance
     _verify(place, place.path, size_bytes)
 
 
-def _copy(source: str, file: StagedWriter) -> None:
+def copy_into(source: str, file: StagedWriter) -> None:
+    """Copy a file on this node into one that is being staged."""
     with Path(source).open("rb") as original:
         while piece := original.read(PIECE_BYTES):
             file.write(piece)

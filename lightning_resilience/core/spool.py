@@ -60,7 +60,7 @@ __all__ = [
 _SPOOLED: Final = "spooled on the node: "
 _OUTAGES: Final = frozenset({FailureClass.TRANSIENT.value, FailureClass.THROTTLE.value})
 
-DEFERRABLE: Final = frozenset({"save", "exists", "remove", "link"})
+DEFERRABLE: Final = frozenset({"save", "make room", "exists", "remove", "link"})
 """Joint operations that have another way while storage is ill."""
 
 

@@ -25,13 +25,22 @@ import msgspec
 
 # Not for the type checker alone: msgspec reads the fields' types.
 from lightning_resilience.core.manifest import FileRecord
+from lightning_resilience.core.outcome import FailureClass
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.manifest import Contents, Origin
 
 
-__all__ = ["SHARDS_WAIT", "WHOLE_WAITS", "SpoolEntry", "entry_of", "may_be_spooled"]
+__all__ = [
+    "SHARDS_WAIT",
+    "WHOLE_WAITS",
+    "SpoolEntry",
+    "entry_of",
+    "may_be_spooled",
+    "shards_note",
+    "shards_wait",
+]
 
 _VERSION: Final = 1
 
@@ -43,6 +52,8 @@ WHOLE_WAITS: Final = (
 
 SHARDS_WAIT: Final = "waits: sharded checkpoints are not spooled"
 """Said where such a save meets an outage."""
+
+_OUTAGES: Final = frozenset({FailureClass.TRANSIENT.value, FailureClass.THROTTLE.value})
 
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
@@ -120,3 +131,24 @@ def may_be_spooled(path: str) -> bool:
         path: Its path or URL.
     """
     return not path.rpartition("/")[2].startswith(".")
+
+
+def shards_wait(on_outage: str) -> str:
+    """Return what is said where a sharded save meets an outage; empty where it is to wait anyway.
+
+    Args:
+        on_outage: What the user wants a save to do.
+    """
+    return SHARDS_WAIT if on_outage == "spool" else ""
+
+
+def shards_note(on_outage: str, *, outcome: str) -> str:
+    """Return what is said of a sharded save that was given up; empty where it was no outage.
+
+    Args:
+        on_outage: What the user wants a save to do.
+        outcome: Failure class on which all ranks have agreed.
+    """
+    if not shards_wait(on_outage) or outcome not in _OUTAGES:
+        return ""
+    return f'Under on_outage="spool" this save {SHARDS_WAIT}, so it was waited for until its end.'

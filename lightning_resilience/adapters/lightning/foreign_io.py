@@ -4,7 +4,8 @@
 
 It keeps its format. By default it writes a *staged* file or directory and reads a fetched one, and
 between the node and the storage everything is ours: published at once where the storage can,
-verified, repeated, abandoned when it stalls. Its own code then never meets an ill storage.
+verified, repeated, abandoned when it stalls, or kept here while storage is ill (``spooling``). Its
+own code then never meets an ill storage.
 
 The staged path is the checkpoint's own name in a new directory, so that an IO that looks at the
 name finds what it expects, and what it writes besides is seen. One that ignores the path, or needs
@@ -28,12 +29,12 @@ from lightning_resilience.adapters.manifests import (
 )
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.adapters.storage import is_local
+from lightning_resilience.adapters.tree_copies import synchronise_names
 from lightning_resilience.adapters.trees import (
     Publication,
     fetch,
     files_below,
     measure,
-    synchronise_names,
 )
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.manifest import Origin
@@ -278,7 +279,7 @@ class WholeSave(Work):
     """
 
     marks_progress = False
-    waits_because = WHOLE_WAITS
+    not_spooled = WHOLE_WAITS
 
     def __init__(self, storage: Storage, url: str, write: Callable[[], Any]) -> None:
         super().__init__(storage, url)

@@ -107,8 +107,8 @@ class Spooling:
 
     def divert(self, work: Work) -> None:
         """Have a save spooled where it meets an outage, or comes too soon after another."""
-        if work.waits_because:
-            work.instead = partial(_refuse, work.waits_because)
+        if work.not_spooled:
+            work.waits_because = work.not_spooled
             return
         work.instead = partial(self._keep, cast("Spoolable", work))
         work.at_once = self._too_soon(work.url)
@@ -211,6 +211,19 @@ class Spooling:
             raise CheckpointError(message)
         return last in self._seen[folder]
 
+    def nothing_is_in_the_way(self, url: str, why: str, token: CancelToken) -> None:
+        """Return where no directory can have the name of a file, while storage cannot be asked.
+
+        Raises:
+            CheckpointError: It may have been there when the run began.
+        """
+        token.raise_if_cancelled()
+        folder, _, last = name_of(url).rpartition("/")
+        is_file = bool(self._alone.retaining.number_of(url))
+        if not is_file and last in self._seen.get(folder, {last}):
+            message = f"what may have the name of {redacted(url)} has to make room first ({why})"
+            raise CheckpointError(message)
+
     def link_or_later(self, link: Link, token: CancelToken) -> None:
         """Make a link to a checkpoint: now, or where that waits, once it is published."""
         if not self._shelf.note(link):
@@ -250,12 +263,6 @@ class Spooling:
             files = tuple(kept.file for kept in left)
             self._alone.driver.sink.emit(CheckpointsUnpublished(paths=paths, files=files))
         self._shelf.release()
-
-
-def _refuse(why_it_waits: str, why: str, token: CancelToken) -> None:
-    del why
-    token.raise_if_cancelled()
-    raise CheckpointError(why_it_waits)
 
 
 def _entry_of(work: Spoolable, number: int, staged: Staged | Tree) -> SpoolEntry:

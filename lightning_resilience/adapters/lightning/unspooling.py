@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ from lightning_resilience.adapters.lightning.foreign_io import LocalSave
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.manifests import read_manifest
 from lightning_resilience.adapters.staging import Staged, discard, stage
+from lightning_resilience.adapters.tree_copies import copy_tree
 from lightning_resilience.adapters.trees import (
     Publication,
     Tree,
-    copy_tree,
+    copy_into,
     digest_of_file,
     files_below,
     measure,
@@ -33,14 +35,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lightning_resilience.adapters.spool import Kept
-    from lightning_resilience.adapters.staging import StagedWriter
     from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.ports import CancelToken
 
 
 __all__ = ["Publishing"]
-
-_PIECE_BYTES = 16 * 2**20
 
 
 @contextlib.contextmanager
@@ -123,7 +122,7 @@ class Publishing(Work):
         if place.store.is_local:
             # Beside the target, where a rename publishes it.
             name = place.store.staging_path(place.path, self._nonce())
-            staged = stage(self._copy, name, token)
+            staged = stage(partial(copy_into, kept.file), name, token)
         else:
             digest = digest_of_file(Path(kept.file), token)
             size_bytes = Path(kept.file).stat().st_size
@@ -137,11 +136,6 @@ class Publishing(Work):
                 f"{kept.entry.size_bytes} and {kept.entry.digest}",
             )
         return staged
-
-    def _copy(self, file: StagedWriter) -> None:
-        with Path(self._kept.file).open("rb") as spooled:
-            while piece := spooled.read(_PIECE_BYTES):
-                file.write(piece)
 
 
 class _KeptTree(LocalSave):

@@ -266,6 +266,7 @@ def taken_over(tmp_path: Path) -> list[tuple[SpoolDirectory, Kept]]:
 def test_one_that_is_killed_while_it_spools_leaves_all_of_it_or_nothing(tmp_path: Path) -> None:
     """Whenever that is; what is left of nothing is removed by the next start."""
     outcomes = set()
+    moment, was_killed = 0, True
 
     for moment in range(1000):
         home = tmp_path / str(moment)
@@ -296,6 +297,8 @@ def test_one_that_is_killed_while_it_spools_leaves_all_of_it_or_nothing(tmp_path
 
 def test_one_that_is_killed_while_it_publishes_is_published_by_the_next(tmp_path: Path) -> None:
     """And at no moment is there a manifest beside something else than what it describes."""
+    moment, was_killed = 0, True
+
     for moment in range(1000):
         home = tmp_path / str(moment)
         storage = storage_in(home)
