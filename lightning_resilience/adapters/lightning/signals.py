@@ -161,6 +161,16 @@ class Termination:
         """How long this process may still run, in seconds, if a signal has come."""
         return self._came_at_s + self._granted_s - self._clock.now_s()
 
+    @property
+    def remaining_s(self) -> float | None:
+        """How long this process may still run once all ranks stop, in seconds, ≥ 0.
+
+        Whichever rank was told to stop; None for as long as they like.
+        """
+        if self._ends_at_s is None:
+            return None
+        return max(0.0, self._ends_at_s - self._clock.now_s())
+
     def items(self) -> list[AgendaItem]:
         """Return what this process asks of all ranks: to stop, once a signal has come."""
         if not self.is_pending:

@@ -114,7 +114,7 @@ class Stopping:
         if background is not None:
             background.settle()
         if self._session.flushing is not None:
-            self._session.flushing.flush(max(0.0, self._termination.left_s))
+            self._session.flushing.flush(self._termination.remaining_s)
 
     def _is_requeued(self, record: AgendaRecord) -> bool:
         number = requeue_signal(self._trainer)
