@@ -23,6 +23,7 @@ from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.core.manifest import Origin
 from lightning_resilience.core.spooled import entry_of
 from lightning_resilience.errors import CheckpointError, CorruptCheckpointError
+from tests import faulty_filesystem
 from tests.tokens import RecordingToken
 
 
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.spool import Kept
     from lightning_resilience.core.spooled import SpoolEntry
+
+
+faulty_filesystem.register()
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -295,16 +299,23 @@ def test_one_that_is_killed_while_it_spools_leaves_all_of_it_or_nothing(tmp_path
     assert outcomes == {0, 1}
 
 
-def test_one_that_is_killed_while_it_publishes_is_published_by_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["", "faulty://"], ids=["by rename", "file by file"])
+def test_one_that_is_killed_while_it_publishes_is_published_by_the_next(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And at no moment is there a manifest beside something else than what it describes."""
+    plan = faulty_filesystem.FaultPlan.write(tmp_path / "plan")
+    monkeypatch.setenv(faulty_filesystem.VARIABLE, str(plan.folder))
     moment, was_killed = 0, True
 
     for moment in range(1000):
         home = tmp_path / str(moment)
         storage = storage_in(home)
-        url = f"{home}/run/a.ckpt"
+        url = f"{protocol}{home}/run/a.ckpt"
         older = save_of(storage, url, partial(write, text="older"))
+        older.prepare(RecordingToken())
         older.attempt(RecordingToken())
+        older.close()
         mine = SpoolDirectory(str(home / "spool" / "run"))
         mine.claim()
         kept = spooled(mine, save_of(storage, url))
@@ -315,13 +326,15 @@ def test_one_that_is_killed_while_it_publishes_is_published_by_the_next(tmp_path
             SpoolDirectory(str(home / "spool" / "run")).drop(kept.name)
 
         was_killed = is_killed(publish_it, before=moment)
-        check_in_place(storage.place(url), RecordingToken(), digests=True)
+        check_in_place(storage.place(url), RecordingToken(), digests=not protocol)
         for spool, again in taken_over(home):
             publishing(storage, again).attempt(RecordingToken())
             spool.drop(again.name)
             spool.release()
         assert texts(storage, url) == NEW
-        assert check_in_place(storage.place(url), RecordingToken(), digests=True) is not None
+        assert (
+            check_in_place(storage.place(url), RecordingToken(), digests=not protocol) is not None
+        )
         assert not (home / "spool" / "run" / "unpublished").exists()
         if not was_killed:
             break
