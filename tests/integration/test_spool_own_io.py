@@ -270,6 +270,35 @@ def test_one_that_is_called_as_a_whole_waits_and_says_why(
     assert "waits: what a CheckpointIO with staging=False writes is not spooled" in caplog.text
 
 
+class GoesBack(Callback):
+    """Saves, and has the strategy load that in the next line."""
+
+    def __init__(self) -> None:
+        self.loaded: Any = None
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Save and load."""
+        if trainer.global_step == 3:
+            path = f"{trainer.checkpoint_callback.dirpath}/mine.ckpt"
+            trainer.save_checkpoint(path)
+            self.loaded = trainer.strategy.load_checkpoint(path)
+
+
+@FORMATS
+def test_a_load_waits_until_what_was_spooled_is_there(
+    own: type[Any], faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would find nothing before, or an older one of that name."""
+    job = faulty(outage(name="mine", lasting_s=1.0), options=SPOOL)
+    goes_back = GoesBack()
+
+    with caplog.at_level("INFO", logger="lightning_resilience"):
+        run(with_io(job, own(), goes_back))
+
+    assert goes_back.loaded["global_step"] == 3
+    assert "mine.ckpt waits on this node until storage is well" in caplog.text
+
+
 # The end, and the next start ----------------------------------------------------------------------
 
 

@@ -75,6 +75,9 @@ class Flushing:
             session.alone.spooling = Spooling(session.alone, config=session.spool)
         patches.replace(strategy, "on_exception", partial(self._take_note, strategy.on_exception))
         if background is None:
+            patches.replace(
+                strategy, "load_checkpoint", partial(self._load, strategy.load_checkpoint)
+            )
             patches.replace(strategy, "teardown", partial(self._tear_down, strategy.teardown))
         else:
             # Order: what is pending there may be spooled yet.
@@ -100,6 +103,20 @@ class Flushing:
                 spooling.flush(timeout_s, token)
 
         session.on_rank_zero("flush", self._root, wait, is_guarded=False)
+
+    def _load(
+        self, inner: Callable[..., Any], checkpoint_path: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        # What waits on rank 0's node is not in storage yet, or an older one of that name is.
+        session, spooling = self._session, self._session.alone.spooling
+
+        def wait(token: CancelToken) -> None:
+            if spooling is not None:
+                spooling.await_published(checkpoint_path, token)
+
+        if self.is_due:
+            session.on_rank_zero("await", os.fspath(checkpoint_path), wait, is_guarded=False)
+        return inner(checkpoint_path, *args, **kwargs)
 
     def _take_note(self, inner: Callable[..., Any], exception: BaseException) -> None:
         self._is_failing = True
