@@ -140,12 +140,14 @@ class Alone:
             self.tell(work.url, done)
             return
         spooling.divert(work)
-        with spooling.saving(work.url), self.retaining.writing(work.url) as ending:
-            done = self.run("save", work, kind="write")
-            if is_spooled(detail_of("save", done)):
-                ending.stage = Stage.SPOOLED
-        if ending.stage is Stage.VERIFIED:
-            self.saved(work.url, done)
+        with spooling.saving(work.url):
+            with self.retaining.writing(work.url) as ending:
+                done = self.run("save", work, kind="write")
+                if is_spooled(detail_of("save", done)):
+                    ending.stage = Stage.SPOOLED
+            # Order: while an older one of that path is still held back.
+            if ending.stage is Stage.VERIFIED:
+                self.saved(work.url, done)
         spooling.reconsider()
 
     def saved(self, url: str, done: Guarded) -> None:
