@@ -16,7 +16,7 @@ import fsspec
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO
 
 from lightning_resilience import ResilientCheckpointIO
 from lightning_resilience.adapters.object_store import FsspecObjectStore
@@ -29,6 +29,7 @@ from tests.single_rank import names, plan_in_use
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.s3_server import S3Server
     from tests.warm_python import WarmPython
 
 
@@ -190,6 +191,48 @@ def test_a_filesystem_that_is_away_is_an_outage_as_well(
     assert own().load_checkpoint(folder / "step=2.ckpt")["global_step"] == 2
     assert list(folder.rglob(".resilience-*")) == []
     assert unpublished(spool) == left_of_staging(spool) == []
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [TreeIO, lambda: AsyncCheckpointIO(ResilientCheckpointIO(TreeIO()))],
+    ids=["at once", "in the background"],
+)
+def test_a_directory_gets_to_object_storage_file_by_file(
+    plugin: Callable[[], Any],
+    s3_server: S3Server,
+    bucket: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its index comes last, and then the manifest that makes it a checkpoint."""
+    monkeypatch.setenv("LIGHTNING_RESILIENCE_SPOOL_DIR", str(tmp_path / "spool"))
+    monkeypatch.chdir(tmp_path)
+    sent: list[str] = []
+    to_fail = list(range(4))
+    publish = FsspecObjectStore.publish
+
+    def publish_if_well(self: Any, staged: str, path: str, token: Any, **how: Any) -> None:
+        if "step=2" in path and to_fail:
+            to_fail.pop()
+            raise ConnectionResetError(errno.ECONNRESET, "storage is away")
+        publish(self, staged, path, token, **how)
+        if "step=2" in path:
+            sent.append(path.removeprefix(f"{bucket}/run/"))
+
+    monkeypatch.setattr(FsspecObjectStore, "publish", publish_if_well)
+    options = {**SPOOL, "storage_options": s3_server.storage_options}
+    job = Job(folder=f"s3://{bucket}/run", ranks=1, steps=2, options=options)
+
+    trainer = run(with_io(job, plugin()))
+
+    assert to_fail == []
+    files = ["step=2.ckpt/weights/0.pt", "step=2.ckpt/index.json"]
+    assert sent == [*files, ".resilience/step=2.ckpt.json"]
+    found = s3_server.client().list_objects_v2(Bucket=bucket, Prefix="run/")["Contents"]
+    assert {entry["Key"].removeprefix("run/") for entry in found} == set(sent)
+    assert trainer.checkpoint_callback.best_model_path.endswith("step=2.ckpt")
+    assert unpublished(tmp_path / "spool") == []
 
 
 def test_what_is_to_be_removed_meanwhile_is_not_published(
