@@ -40,6 +40,7 @@ __all__ = [
     "may_be_spooled",
     "shards_note",
     "shards_wait",
+    "why_saves_wait",
 ]
 
 _VERSION: Final = 1
@@ -131,6 +132,18 @@ def may_be_spooled(path: str) -> bool:
         path: Its path or URL.
     """
     return not path.rpartition("/")[2].startswith(".")
+
+
+def why_saves_wait(*, is_sharded: bool, is_staged: bool) -> str:
+    """Return why no save of a Trainer is spooled; empty where its saves are.
+
+    Args:
+        is_sharded: Whether all ranks write.
+        is_staged: Whether what is saved is written on this node first.
+    """
+    if is_sharded:
+        return SHARDS_WAIT
+    return "" if is_staged else WHOLE_WAITS
 
 
 def shards_wait(on_outage: str) -> str:

@@ -397,6 +397,7 @@ def test_shards_wait_for_storage_and_say_that_they_are_not_spooled(
     assert "which is ill: CheckpointError: waits: sharded checkpoints are not spooled" in (
         running.told()
     )
+    assert "while storage is ill, a save of this Trainer waits: sharded" in running.told()
     assert "waits on this node until storage is well" not in running.told()
     assert files(running, "step=2.ckpt") == files(running, "step=4.ckpt") == DCP
 

@@ -310,7 +310,9 @@ def test_one_that_is_called_as_a_whole_waits_and_says_why(
 
     assert [waiting for waiting in spy.waiting if waiting] == []
     assert names(job) == job.expected
-    assert "waits: what a CheckpointIO with staging=False writes is not spooled" in caplog.text
+    why = "waits: what a CheckpointIO with staging=False writes is not spooled"
+    assert f"while storage is ill, a save of this Trainer {why}" in caplog.text
+    assert f"which is ill: CheckpointError: {why}" in caplog.text
 
 
 class GoesBack(Callback):

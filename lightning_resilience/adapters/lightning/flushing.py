@@ -20,8 +20,11 @@ import msgspec
 
 from lightning_resilience.adapters.lightning.namespaces import (
     checkpoint_directories,
+    innermost_wrapper,
     is_wrapping_io,
+    saving_of,
 )
+from lightning_resilience.adapters.lightning.resilient_io import format_of
 from lightning_resilience.adapters.lightning.spooling import Spooling
 from lightning_resilience.adapters.lightning.unspooling import Publishing
 from lightning_resilience.adapters.lightning.work import Asked
@@ -29,8 +32,9 @@ from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import left_behind
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
+from lightning_resilience.core.shards import Saving
 from lightning_resilience.core.spool import flush_s, plan_for
-from lightning_resilience.core.spooled import SpoolEntry  # noqa: TC001 - a field's type
+from lightning_resilience.core.spooled import SpoolEntry, why_saves_wait
 from lightning_resilience.errors import CorruptCheckpointError
 
 
@@ -73,6 +77,7 @@ class Flushing:
         strategy, background = trainer.strategy, session.background
         if session.member.rank == 0:
             session.alone.spooling = Spooling(session.alone, config=session.spool)
+            _say_what_waits(trainer)
         patches.replace(strategy, "on_exception", partial(self._take_note, strategy.on_exception))
         if background is None:
             patches.replace(
@@ -135,6 +140,17 @@ class Flushing:
             if spooling is not None:
                 spooling.close()
             inner()
+
+
+def _say_what_waits(trainer: Any) -> None:
+    checkpoint_io = trainer.strategy.checkpoint_io
+    wrapper = innermost_wrapper(checkpoint_io)
+    inner = checkpoint_io if wrapper is None else wrapper.checkpoint_io
+    why = why_saves_wait(
+        is_sharded=saving_of(trainer) is Saving.SHARDED, is_staged=format_of(inner).can_be_asked
+    )
+    if why:
+        _log.info('on_outage="spool": while storage is ill, a save of this Trainer %s', why)
 
 
 # The next start ----------------------------------------------------------------------------------

@@ -8,7 +8,15 @@ import msgspec
 import pytest
 
 from lightning_resilience.core.manifest import Origin, digest_of
-from lightning_resilience.core.spooled import SpoolEntry, entry_of, shards_note, shards_wait
+from lightning_resilience.core.spooled import (
+    SHARDS_WAIT,
+    WHOLE_WAITS,
+    SpoolEntry,
+    entry_of,
+    shards_note,
+    shards_wait,
+    why_saves_wait,
+)
 
 
 DIGEST = "xxh3-128:" + "0" * 32
@@ -56,3 +64,17 @@ def test_why_shards_wait_is_said_where_the_user_expects_a_spool(
     note = shards_note(on_outage, outcome=outcome)
     assert bool(note) is (on_outage == "spool" and outcome in {"transient", "throttle"})
     assert not note or "sharded checkpoints are not spooled" in note
+
+
+@pytest.mark.parametrize(
+    ("is_sharded", "is_staged", "why"),
+    [
+        (False, True, ""),
+        (True, True, SHARDS_WAIT),
+        (True, False, SHARDS_WAIT),
+        (False, False, WHOLE_WAITS),
+    ],
+)
+def test_what_a_trainer_does_not_spool(is_sharded: bool, is_staged: bool, why: str) -> None:  # noqa: FBT001 - a table
+    """It is said before the first step, and not only in an outage."""
+    assert why_saves_wait(is_sharded=is_sharded, is_staged=is_staged) == why
