@@ -146,12 +146,12 @@ def test_training_goes_on_and_all_are_there_in_the_end(
     own: type[Any], faulty: Callable[..., Job], spool: Path
 ) -> None:
     """As they were written, with a manifest of all files, and in that order."""
-    job = faulty(outage(name="step=", lasting_s=3.0), steps=4, options=SPOOL)
+    job = faulty(outage(name="step=", lasting_s=6.0), steps=4, options=SPOOL)
     spy = Spy(spool)
 
     run(with_io(job, own(), spy))
 
-    assert spy.waiting[-1] == ["step=2.ckpt"]
+    assert ["step=2.ckpt"] in spy.waiting
     assert names(job) == job.expected
     assert unpublished(spool) == left_of_staging(spool) == []
     for step, name in zip((2, 4), job.expected, strict=True):
@@ -185,7 +185,7 @@ def test_a_filesystem_that_is_away_is_an_outage_as_well(
 
     run(with_io(job, own(), spy := Spy(spool)))
 
-    assert spy.waiting[-1] == ["step=2.ckpt"]
+    assert ["step=2.ckpt"] in spy.waiting
     assert to_fail == []
     assert names(job) == job.expected
     assert own().load_checkpoint(folder / "step=2.ckpt")["global_step"] == 2
@@ -240,7 +240,7 @@ def test_what_is_to_be_removed_meanwhile_is_not_published(
 ) -> None:
     """With save_top_k=1 the older directory goes once the newer one is safe."""
     job = faulty(
-        outage(name="step=", lasting_s=2.5), steps=6, options=SPOOL, checkpoint={"save_top_k": 1}
+        outage(name="step=", lasting_s=6.0), steps=6, options=SPOOL, checkpoint={"save_top_k": 1}
     )
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
@@ -282,7 +282,7 @@ def test_at_a_bound_the_save_waits_and_nothing_is_written_twice(
             super().save_checkpoint(checkpoint, path, storage_options)
 
     bounds = {"spool_max_items": 1}
-    job = faulty(outage(name="step=", lasting_s=1.5), steps=4, options={**SPOOL, "spool": bounds})
+    job = faulty(outage(name="step=", lasting_s=6.0), steps=4, options={**SPOOL, "spool": bounds})
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
         run(with_io(job, CountedIO()))
@@ -302,7 +302,7 @@ def test_one_that_is_called_as_a_whole_waits_and_says_why(
             with fsspec.open(path, "wb") as file:
                 super().save_checkpoint(checkpoint, file, storage_options)
 
-    job = faulty(outage(name="step=2", lasting_s=1.0), steps=2, options=SPOOL)
+    job = faulty(outage(name="step=2", lasting_s=3.0), steps=2, options=SPOOL)
     whole = ResilientCheckpointIO(WholeIO(), staging=False)
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
@@ -334,7 +334,7 @@ def test_a_load_waits_until_what_was_spooled_is_there(
     own: type[Any], faulty: Callable[..., Job], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It would find nothing before, or an older one of that name."""
-    job = faulty(outage(name="mine", lasting_s=1.0), options=SPOOL)
+    job = faulty(outage(name="mine", lasting_s=3.0), options=SPOOL)
     goes_back = GoesBack()
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
