@@ -7,10 +7,15 @@
     <parent>/lightning-resilience-<uid>/<run id>/unpublished/<name>.checkpoint
                                                             /<name>.json
                                                             /owner
+                                              damaged/<name>.checkpoint
+                                                     /<name>.json
 
-The record is written last, and removed first, so that a file without one is nothing. Whoever uses
-a spool holds a lock on ``owner``, which the kernel lets go when its process dies: so a later start
-takes over what a dead one has left, of whatever run, and never what a living one still has.
+A checkpoint is a file or a directory. Its record is written last, and removed first, so that one
+without a record is nothing. One that is not what its record says is set aside, and never removed.
+
+Whoever uses a spool holds a lock on ``owner``, which the kernel lets go when its process dies: so a
+later start takes over what a dead one has left, of whatever run, and never what a living one still
+has.
 
 What waits and what is published when is decided in ``core.spool``.
 """
@@ -23,23 +28,24 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from lightning_resilience.adapters.staging import discard
+from lightning_resilience.adapters.tree_copies import discard_tree
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.spool import SpoolEntry
+from lightning_resilience.core.spooled import SpoolEntry
 from lightning_resilience.errors import StoreError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from lightning_resilience.adapters.staging import Staged
-
 
 __all__ = ["Kept", "SpoolDirectory", "left_behind"]
 
+T = TypeVar("T")
+
 _NAME: Final = "unpublished"
+_ASIDE: Final = "damaged"
 _TRIES: Final = 3
 _FILE, _RECORD, _OWNER = ".checkpoint", ".json", "owner"
 
@@ -52,7 +58,7 @@ class Kept:
 
     Args:
         name: Its name in the spool.
-        file: Its file on this node.
+        file: Its file or directory on this node.
         entry: Its record.
     """
 
@@ -105,17 +111,16 @@ class SpoolDirectory:
         return shutil.disk_usage(self._path).free
 
     def file_of(self, name: str) -> str:
-        """Return the file of a checkpoint."""
+        """Return the file of a checkpoint, or its directory."""
         return str(self._path / f"{name}{_FILE}")
 
-    def keep(
-        self, name: str, write: Callable[[str], Staged], entry: Callable[[Staged], SpoolEntry]
-    ) -> Kept:
+    def keep(self, name: str, write: Callable[[str], T], entry: Callable[[T], SpoolEntry]) -> Kept:
         """Write a checkpoint and its record.
 
         Args:
             name: A new name.
-            write: Writes the file that it is given the name of, complete and synchronised.
+            write: Writes the file or directory that it is given the name of, complete and
+                synchronised.
             entry: Makes its record.
 
         Raises:
@@ -126,7 +131,7 @@ class SpoolDirectory:
             made = entry(write(file))
             self._write_record(name, encode(made))
         except BaseException:
-            discard(file)
+            discard_tree(file)
             raise
         return Kept(name=name, file=file, entry=made)
 
@@ -150,7 +155,17 @@ class SpoolDirectory:
     def drop(self, name: str) -> None:
         """Remove a checkpoint. Idempotent."""
         self._record_of(name).unlink(missing_ok=True)
-        discard(self.file_of(name))
+        discard_tree(self.file_of(name))
+
+    def set_aside(self, name: str) -> str:
+        """Move a damaged checkpoint to where nobody publishes it; return where that is."""
+        aside = self._path.with_name(_ASIDE)
+        aside.mkdir(mode=0o700, exist_ok=True)
+        file, record = Path(self.file_of(name)), self._record_of(name)
+        # Order: the record last. A file without one is removed by the next owner.
+        file.replace(aside / file.name)
+        record.replace(aside / record.name)
+        return str(aside / file.name)
 
     def kept(self) -> list[Kept]:
         """Return all that is complete; what has a record that cannot be read is left alone."""
@@ -162,7 +177,7 @@ class SpoolDirectory:
             except (OSError, StoreError) as error:
                 _log.warning("a spooled checkpoint is left as it is: %s", error)
                 continue
-            if Path(self.file_of(name)).is_file():
+            if Path(self.file_of(name)).exists():
                 found.append(Kept(name=name, file=self.file_of(name), entry=entry))
         return sorted(found, key=lambda one: one.entry.number)
 
@@ -173,9 +188,18 @@ class SpoolDirectory:
         return [file for file in files if file.name.removesuffix(_FILE) not in names]
 
     def remove_unfinished(self) -> None:
-        """Remove files without a record; the caller is the owner, so nobody writes them now."""
+        """Remove what has no record; the caller is the owner, so nobody writes it now."""
         for file in self.unfinished():
-            discard(str(file))
+            discard_tree(str(file))
+        for name in self._names():
+            if not Path(self.file_of(name)).exists():
+                self._record_of(name).unlink(missing_ok=True)
+
+    def remove_torn(self) -> None:
+        """Remove it all, where there is nothing complete in it and nobody has it."""
+        if not self._names() and self.claim():
+            self.remove_unfinished()
+            self.release()
 
     def _names(self) -> list[str]:
         return sorted(
@@ -214,7 +238,10 @@ def left_behind(
         if not (run / _NAME).is_dir():
             continue
         spool = SpoolDirectory(str(run))
-        if not any(wanted(kept.entry) for kept in spool.kept()) or not spool.claim():
+        if not any(wanted(kept.entry) for kept in spool.kept()):
+            spool.remove_torn()
+            continue
+        if not spool.claim():
             continue
         # Read again, now that nobody else changes it.
         spool.remove_unfinished()

@@ -34,6 +34,7 @@ from lightning_resilience.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from lightning_resilience.core.manifest import Contents
     from lightning_resilience.ports import CancelToken
 
 
@@ -78,6 +79,11 @@ class Staged:
     path: str
     size_bytes: int
     digest: str
+
+    @property
+    def contents(self) -> Contents:
+        """Size and digest of its only file, which has the empty name."""
+        return {"": (self.size_bytes, self.digest)}
 
 
 class StagedWriter(io.RawIOBase):

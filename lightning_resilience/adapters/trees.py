@@ -58,6 +58,7 @@ __all__ = [
     "Publication",
     "Tree",
     "below",
+    "copy_into",
     "digest_of_file",
     "digest_of_open",
     "fetch",
@@ -274,7 +275,7 @@ def send(source: str, place: Place, *, size_bytes: int, nonce: str, token: Cance
     if place.store.is_local:
         # The node's own disk may be another filesystem, from which nothing can be renamed.
         staged = place.store.staging_path(place.path, nonce)
-        stage(partial(_copy, source), staged, token)
+        stage(partial(copy_into, source), staged, token)
     try:
         place.store.publish(staged, place.path, token)
     except BaseException:
@@ -284,7 +285,8 @@ def send(source: str, place: Place, *, size_bytes: int, nonce: str, token: Cance
     _verify(place, place.path, size_bytes)
 
 
-def _copy(source: str, file: StagedWriter) -> None:
+def copy_into(source: str, file: StagedWriter) -> None:
+    """Copy a file on this node into one that is being staged."""
     with Path(source).open("rb") as original:
         while piece := original.read(PIECE_BYTES):
             file.write(piece)

@@ -211,6 +211,16 @@ class Retention:
         """Return the how manieth save the latest of that path is; 0 where there was none."""
         return max((save.number for save in self.saves if save.path == path), default=0)
 
+    def number_being_saved(self, path: str) -> int:
+        """Return the how manieth save that of ``path`` is which is being written now.
+
+        In the background it may not be the latest that was asked for. It is the one that ``ended``
+        will take for it.
+        """
+        pending = [save for save in self.saves if save.stage is Stage.PENDING]
+        named = (save for save in pending if save.path == path)
+        return next((save.number for save in (*named, *pending)), self.count + 1)
+
     def is_replaced(self, path: str) -> bool:
         """Tell whether a later save is safe, in storage or on the node.
 

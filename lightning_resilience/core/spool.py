@@ -21,9 +21,7 @@ Where one is reached, a save waits for storage, and all ranks with it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.validation import check_seconds, check_whole, option
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from lightning_resilience.core.manifest import Manifest
+    from lightning_resilience.core.spooled import SpoolEntry
 
 
 __all__ = [
@@ -46,12 +45,10 @@ __all__ = [
     "Plan",
     "Spool",
     "SpoolConfig",
-    "SpoolEntry",
     "diverts",
     "flush_s",
     "is_outdated",
     "is_spooled",
-    "may_be_spooled",
     "outage_policy",
     "pause_s",
     "plan_for",
@@ -60,14 +57,11 @@ __all__ = [
     "statement",
 ]
 
-_VERSION: Final = 1
 _SPOOLED: Final = "spooled on the node: "
 _OUTAGES: Final = frozenset({FailureClass.TRANSIENT.value, FailureClass.THROTTLE.value})
 
-DEFERRABLE: Final = frozenset({"save", "exists", "remove", "link"})
+DEFERRABLE: Final = frozenset({"save", "make room", "exists", "remove", "link"})
 """Joint operations that have another way while storage is ill."""
-
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,34 +97,6 @@ class SpoolConfig:
         check_seconds("max_unpublished_s", self.max_unpublished_s)
         check_seconds("flush_timeout_s", self.flush_timeout_s)
         check_seconds("same_path_interval_s", self.same_path_interval_s, zero=True)
-
-
-class SpoolEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The record beside a spooled file: where it belongs, and what it is.
-
-    Args:
-        v: Version of the format.
-        path: URL of the checkpoint.
-        size_bytes: Length of the file.
-        digest: Of its bytes.
-        number: The how manieth save of its run it is; later ones of a path replace earlier ones.
-        step: Optimizer steps that it has been trained for, where it says so.
-        epoch: Its epoch, where it says so.
-        run: Name of the run that saved it.
-        training: The training that can go on from it; empty for none.
-        versions: Versions of what wrote it.
-    """
-
-    v: int = _VERSION
-    path: str
-    size_bytes: _Count
-    digest: str
-    number: _Count = 0
-    step: _Count | None = None
-    epoch: _Count | None = None
-    run: str = ""
-    training: str = ""
-    versions: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,17 +228,6 @@ def diverts(error: BaseException) -> bool:
     if isinstance(error, (CircuitOpenError, BudgetExhaustedError)):
         return True
     return isinstance(error, RetriesExhaustedError) and error.failure in _OUTAGES
-
-
-def may_be_spooled(path: str) -> bool:
-    """Tell whether a checkpoint may wait on the node: not a tuner's temporary one.
-
-    A tuner goes back to it at once, and removes it.
-
-    Args:
-        path: Its path or URL.
-    """
-    return not path.rpartition("/")[2].startswith(".")
 
 
 def spooled_detail(digest: str) -> str:

@@ -35,7 +35,7 @@ from lightning_resilience.errors import DrillFailedError
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.core.spool import SpoolEntry
+    from lightning_resilience.core.spooled import SpoolEntry
     from lightning_resilience.drill.load_job import Job, Load
     from lightning_resilience.drill.load_node import Node, NodeFile
     from lightning_resilience.drill.load_process import Actor, Owner

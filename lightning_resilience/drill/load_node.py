@@ -19,7 +19,7 @@ from lightning_resilience.drill.save_storage import Blob
 
 if TYPE_CHECKING:
     from lightning_resilience.core.resolution import Inspection
-    from lightning_resilience.core.spool import SpoolEntry
+    from lightning_resilience.core.spooled import SpoolEntry
     from lightning_resilience.drill.load_process import Actor, Owner
 
 

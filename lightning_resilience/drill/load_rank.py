@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning_resilience.core.fallback import Choice
-    from lightning_resilience.core.spool import SpoolEntry
+    from lightning_resilience.core.spooled import SpoolEntry
     from lightning_resilience.drill.load_job import Job, Load
     from lightning_resilience.drill.load_node import Node
     from lightning_resilience.drill.load_process import Actor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.manifest import manifest_path
 from lightning_resilience.core.node_cache import cache_key
-from lightning_resilience.core.spool import SpoolEntry
+from lightning_resilience.core.spooled import SpoolEntry
 from lightning_resilience.drill.checks_loads import LoadChecks
 from lightning_resilience.drill.load_job import Job
 from lightning_resilience.drill.load_node import WHOLE_BYTES, Node, digest_inside, is_whole

@@ -18,11 +18,11 @@ from lightning_resilience.core.spool import (
     Item,
     Spool,
     SpoolConfig,
-    SpoolEntry,
     is_outdated,
     plan_for,
     refusal,
 )
+from lightning_resilience.core.spooled import SpoolEntry
 from lightning_resilience.drill.save_looks import contents_of
 from lightning_resilience.drill.save_process import FailedError, Process
 

@@ -19,7 +19,7 @@ from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.core.spool import SpoolEntry
+    from lightning_resilience.core.spooled import SpoolEntry
     from lightning_resilience.drill.save_plan import Chance, SavePlan
 
 

@@ -132,8 +132,9 @@ def test_at_the_bound_both_ranks_wait_for_longer_than_their_group_would(
 
 
 @pytest.mark.multiprocess
+@pytest.mark.parametrize("on_outage", ["wait", "spool"])
 def test_what_is_saved_at_a_signal_waits_out_an_outage_in_the_background(
-    warm_python: WarmPython, tmp_path: Path
+    on_outage: str, warm_python: WarmPython, tmp_path: Path
 ) -> None:
     """No rank leaves before it is in storage, as long as there is time."""
     plan = FaultPlan.write(
@@ -141,7 +142,9 @@ def test_what_is_saved_at_a_signal_waits_out_an_outage_in_the_background(
     )
     plugins = {"plugins": [AsyncCheckpointIO()]}
     signalled = Signalled(signal.SIGTERM, ranks=(1,))
-    job = signalled_job(f"faulty://{tmp_path}/files", signalled, trainer=plugins)
+    job = signalled_job(
+        f"faulty://{tmp_path}/files", signalled, trainer=plugins, options={"on_outage": on_outage}
+    )
 
     with store_server() as port:
         running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)

@@ -381,6 +381,39 @@ def test_an_outage_of_one_shard_longer_than_the_group_timeout_is_survived(
     assert files(running, "step=2.ckpt") == files(running, "step=4.ckpt") == DCP
 
 
+def test_shards_wait_for_storage_and_say_that_they_are_not_spooled(
+    start: Callable[..., Running],
+) -> None:
+    """Nothing of them is left on the node, and all of both checkpoints is in storage."""
+    ill = Rule(operations=("put_file",), name="step=2.ckpt/__1_0", error="reset")
+    running = start(
+        "ModelParallel sharded",
+        replace(ill, lasting_s=OUTAGE_S),
+        options={"on_outage": "spool"},
+    )
+
+    succeeded(running)
+
+    assert "which is ill: CheckpointError: waits: sharded checkpoints are not spooled" in (
+        running.told()
+    )
+    assert "while storage is ill, a save of this Trainer waits: sharded" in running.told()
+    assert "waits on this node until storage is well" not in running.told()
+    assert files(running, "step=2.ckpt") == files(running, "step=4.ckpt") == DCP
+
+
+def test_what_is_gathered_is_spooled_as_any_file(start: Callable[..., Running]) -> None:
+    """Nor does it ask an ill storage whether older shards have its name, where none can."""
+    asked = ("put_file", "info", "rm_file", "ls", "manifest_put_file", "manifest_cat_file")
+    ill = Rule(operations=asked, name="step=", error="reset", lasting_s=OUTAGE_S)
+    running = start("FSDP full", ill, options={"on_outage": "spool"})
+
+    succeeded(running)
+
+    assert "waits on this node until storage is well" in running.told()
+    assert files(running) == {"step=2.ckpt", "step=4.ckpt"}
+
+
 def test_an_outage_while_ranks_load_is_survived(start: Callable[..., Running]) -> None:
     """No rank is in a collective while another one cannot fetch."""
     kind = "ModelParallel sharded"

@@ -19,13 +19,16 @@ import torch
 from lightning_resilience.adapters.filesystem import guarded
 from lightning_resilience.adapters.lightning.breakers import Breakers
 from lightning_resilience.adapters.lightning.retaining import Retaining
-from lightning_resilience.adapters.lightning.work import Asked, Operation, carry_out
+from lightning_resilience.adapters.lightning.work import Asked, Operation, carry_out, detail_of
 from lightning_resilience.adapters.object_store import protocols
 from lightning_resilience.adapters.standalone import STORE_PATIENCE_S
 from lightning_resilience.core.events import CheckpointPublished
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.outcome import operation_class
+from lightning_resilience.core.retention import Stage
 from lightning_resilience.core.retry import failure_to_raise
+from lightning_resilience.core.spool import is_spooled
+from lightning_resilience.core.spooled import may_be_spooled
 from lightning_resilience.errors import RetriesExhaustedError, StoreUnavailableError
 from lightning_resilience.protocols.circuit_memory import Link
 from lightning_resilience.protocols.guard import Guarded, GuardedCall
@@ -132,10 +135,23 @@ class Alone:
         raise failure
 
     def save(self, work: Work) -> None:
-        """Save a checkpoint; it raises what ``run`` raises."""
-        with self.retaining.writing(work.url):
-            done = self.run("save", work, kind="write")
-        self.tell(work.url, done)
+        """Save a checkpoint, or spool it; it raises what ``run`` raises."""
+        spooling = self.spooling
+        if spooling is None or not may_be_spooled(work.url):
+            with self.retaining.writing(work.url):
+                done = self.run("save", work, kind="write")
+            self.tell(work.url, done)
+            return
+        spooling.divert(work)
+        with spooling.saving(work.url):
+            with self.retaining.writing(work.url) as ending:
+                done = self.run("save", work, kind="write")
+                if is_spooled(detail_of("save", done)):
+                    ending.stage = Stage.SPOOLED
+            # Order: while an older one of that path is still held back.
+            if ending.stage is Stage.VERIFIED:
+                self.saved(work.url, done)
+        spooling.reconsider()
 
     def saved(self, url: str, done: Guarded) -> None:
         """Report a checkpoint that is in storage, and let go an older one that waits for it."""

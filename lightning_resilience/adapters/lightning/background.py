@@ -8,6 +8,9 @@ ranks, at the next step boundary or, for what is found out later, at the end of 
 ranks wait for what is still pending. A link to a checkpoint is made by that thread too, once the
 checkpoint is there. The rest is in ``core.background``.
 
+Under ``on_outage="spool"`` that thread spools a save that meets an outage: then it has gone well,
+and what follows of it is the spool's business (``spooling``, ``flushing``).
+
 An exception that ends training stays what the user sees, and a save that failed beside it is in a
 note on it. Nobody agrees on anything then: the writes that make no progress are given up by
 themselves (``signals``), and only rank 0 waits for the others.
@@ -108,6 +111,8 @@ class Background:
         self._changed = threading.Condition()
         self._ask: Callable[[AgendaItem], None] | None = None
         self._ended_by: BaseException | None = None
+        self.end: Callable[[Callable[[], None]], None] = _just
+        """Ends the rest of the strategy, once nothing is pending any more where all went well."""
 
     def report_at(self, boundary: Boundary) -> None:
         """Have failures told to all ranks at ``boundary``."""
@@ -143,7 +148,7 @@ class Background:
         """
 
         def wait(token: CancelToken) -> str:
-            self._wait_for_all(token)
+            self.wait_for_all(token)
             return ""
 
         self._learn("drain", self._root, wait)
@@ -158,9 +163,12 @@ class Background:
             JointError: The same on every rank: that save has failed, or rank 0 could not wait.
         """
         key = name_of(path)
+        spooling = self._session.alone.spooling
 
         def wait(token: CancelToken) -> str:
             self._wait_until(lambda: not self._backlog.awaits(key), token)
+            if spooling is not None:
+                spooling.await_published(key, token)
             failed = self._backlog.failure_of(key)
             return "" if failed is None else self._told(failed)
 
@@ -168,7 +176,8 @@ class Background:
         if record is not None:
             raise error_of(record) from self._errors.get(key)
 
-    def _wait_for_all(self, token: CancelToken) -> None:
+    def wait_for_all(self, token: CancelToken | None = None) -> None:
+        """Return once nothing is pending, whatever has become of it; this rank alone."""
         self._wait_until(lambda: not self._backlog.pending, token)
 
     def _wait_until(self, done: Callable[[], bool], token: CancelToken | None = None) -> None:
@@ -233,6 +242,8 @@ class Background:
         """
         key = name_of(path)
         self._wait_until(lambda: not self._backlog.awaits(key))
+        if self._session.alone.spooling is not None:
+            self._session.alone.spooling.await_published(key)
         if self._backlog.failure_of(key) is not None:
             raise self._errors[key]
         return inner(path, *args, **kwargs)
@@ -264,7 +275,7 @@ class Background:
         if ended_by is None:
             self._drain()
         try:
-            inner()
+            self.end(inner)
         finally:
             if ended_by is not None:
                 self._tell_beside(ended_by)
@@ -304,7 +315,7 @@ class Background:
 
     def _drain(self) -> None:
         def wait(token: CancelToken) -> str:
-            self._wait_for_all(token)
+            self.wait_for_all(token)
             failures = self._backlog.unreported
             return self._told(failures[0]) if failures else ""
 
@@ -341,6 +352,10 @@ class Background:
         with self._changed:
             self._backlog = change(self._backlog, what)
             self._changed.notify_all()
+
+
+def _just(inner: Callable[[], None]) -> None:
+    inner()
 
 
 def _let_go_of_checkpoint(error: BaseException) -> None:

@@ -98,8 +98,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         spool: A mapping of ``spool_max_items``, ``spool_max_bytes``, ``max_unpublished_s``,
             ``flush_timeout_s`` and ``same_path_interval_s``.
         on_outage: What a save does while storage is ill. ``spool`` (default) keeps it on the node
-            and publishes it afterwards; ``wait`` waits up to ``deadline_s``, as a load always does;
-            ``skip`` leaves the save point out; ``fail`` raises the same error on all ranks.
+            and publishes it afterwards, but for shards and ``staging=False``, which wait; ``wait``
+            waits up to ``deadline_s``, as a load always does; ``skip`` leaves the save point out;
+            ``fail`` raises the same error on all ranks.
         on_store_loss: What a rank does that cannot reach the shared store. ``wait`` tries until
             ``joint_timeout_s`` and then raises; ``raise`` does so at once. ``defer`` waits as well,
             but where nobody has listened at the store's address for ``defer_after_s``, saves are

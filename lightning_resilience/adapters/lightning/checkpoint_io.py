@@ -50,8 +50,9 @@ class StagedSave(Work):
     ) -> None:
         super().__init__(storage, url)
         self.checkpoint = checkpoint
+        self.origin = origin_of(checkpoint, storage)
         self._nonce = nonce
-        self._commit = Commit(origin_of(checkpoint, storage), nonce=nonce)
+        self._commit = Commit(self.origin, nonce=nonce)
         self._known: Progress[Staged] = Progress()
         self._names: list[str] = []
 

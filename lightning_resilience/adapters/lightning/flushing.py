@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from lightning_resilience.adapters.lightning.namespaces import checkpoint_directories, saving_of
+from lightning_resilience.adapters.lightning.namespaces import (
+    checkpoint_directories,
+    innermost_wrapper,
+    is_wrapping_io,
+    saving_of,
+)
 from lightning_resilience.adapters.lightning.removals import carry_out_the_rest
 from lightning_resilience.adapters.lightning.resilient_io import format_of
 from lightning_resilience.adapters.lightning.spooling import Spooling
@@ -31,7 +36,8 @@ from lightning_resilience.adapters.spool import left_behind
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.shards import Saving
-from lightning_resilience.core.spool import SpoolEntry, flush_s, may_be_spooled, plan_for
+from lightning_resilience.core.spool import flush_s, plan_for
+from lightning_resilience.core.spooled import SpoolEntry, may_be_spooled, why_saves_wait
 from lightning_resilience.errors import CorruptCheckpointError
 
 
@@ -71,14 +77,29 @@ class Flushing:
         """Whether a removal was put off, the same on every rank."""
         self.left_s: Callable[[], float | None] = lambda: None
         """Tells how long this process may still run, in seconds; None where nobody says so."""
+        self._is_behind = is_wrapping_io(trainer.strategy.checkpoint_io)
+        """Whether rank 0 writes in the background: of what is spooled there no other rank knows."""
         self.storeless = Storeless(session, partial(_spools, trainer))
         self._is_failing = False
         self._has_waited = False
+        strategy, background = trainer.strategy, session.background
         if session.member.rank == 0:
             session.alone.spooling = Spooling(session.alone, config=session.spool)
-        strategy = trainer.strategy
-        for name, hook in (("on_exception", self._take_note), ("teardown", self._tear_down)):
-            patches.replace(strategy, name, partial(hook, getattr(strategy, name)))
+            _say_what_waits(trainer)
+        patches.replace(strategy, "on_exception", partial(self._take_note, strategy.on_exception))
+        if background is None:
+            patches.replace(
+                strategy, "load_checkpoint", partial(self._load, strategy.load_checkpoint)
+            )
+            patches.replace(strategy, "teardown", partial(self._tear_down, strategy.teardown))
+        else:
+            # Order: what is pending there may be spooled yet.
+            background.end = self._tear_down
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something may wait on rank 0's node, the same on every rank."""
+        return self._is_behind or self._session.member.unsettled.may_be_spooled
 
     def flush(self, left_s: float | None) -> None:
         """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
@@ -92,7 +113,7 @@ class Flushing:
             JointError: The same on every rank; also where storage has refused what had waited.
         """
         session = self._session
-        if not (session.member.unsettled.may_be_spooled or self.puts_off):
+        if not (self.is_due or self.puts_off):
             return
         spooling = session.alone.spooling
         timeout_s = flush_s(session.spool, left_s=left_s)
@@ -108,6 +129,20 @@ class Flushing:
         told = session.on_rank_zero("flush", self._root, wait, is_guarded=False)
         carry_out_the_rest(session, told.detail)
 
+    def _load(
+        self, inner: Callable[..., Any], checkpoint_path: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        # What waits on rank 0's node is not in storage yet, or an older one of that name is.
+        session, spooling = self._session, self._session.alone.spooling
+
+        def wait(token: CancelToken) -> None:
+            if spooling is not None:
+                spooling.await_published(checkpoint_path, token)
+
+        if self.is_due:
+            session.on_rank_zero("await", os.fspath(checkpoint_path), wait, is_guarded=False)
+        return inner(checkpoint_path, *args, **kwargs)
+
     def _take_note(self, inner: Callable[..., Any], exception: BaseException) -> None:
         self._is_failing = True
         inner(exception)
@@ -118,6 +153,8 @@ class Flushing:
             if not self._is_failing:
                 self.flush(None)
             elif spooling is not None and not self._has_waited:
+                if self._session.background is not None:
+                    self._session.background.wait_for_all()
                 # What storage has refused is named when the spool is closed; the exception stays.
                 with contextlib.suppress(Exception):
                     spooling.flush(flush_s(self._session.spool, left_s=self._grace_s()))
@@ -134,8 +171,19 @@ class Flushing:
 
 def _spools(trainer: Any, url: str) -> bool:
     """Tell whether a checkpoint of that path may wait on rank 0's node, on all ranks alike."""
-    is_ours = format_of(trainer.strategy.checkpoint_io).is_ours
-    return is_ours and saving_of(trainer) is Saving.RANK_ZERO and may_be_spooled(url)
+    is_staged = format_of(trainer.strategy.checkpoint_io).can_be_asked
+    return is_staged and saving_of(trainer) is Saving.RANK_ZERO and may_be_spooled(url)
+
+
+def _say_what_waits(trainer: Any) -> None:
+    checkpoint_io = trainer.strategy.checkpoint_io
+    wrapper = innermost_wrapper(checkpoint_io)
+    inner = checkpoint_io if wrapper is None else wrapper.checkpoint_io
+    why = why_saves_wait(
+        is_sharded=saving_of(trainer) is Saving.SHARDED, is_staged=format_of(inner).can_be_asked
+    )
+    if why:
+        _log.info('on_outage="spool": while storage is ill, a save of this Trainer %s', why)
 
 
 # The next start ----------------------------------------------------------------------------------
@@ -191,7 +239,7 @@ def publish_what_was_left(trainer: Any, session: Session, asked: Any) -> None:
         _drop(mine, plan.drop.get(str(session.member.rank), ()))
         if plan.publish:
             publish = plan.publish.get(str(session.member.rank), ())
-            _publish(session, root, [kept for _, kept in mine if kept.name in publish])
+            _publish(session, root, [each for each in mine if each[1].name in publish])
             _drop(mine, publish)
     finally:
         for spool, _ in mine:
@@ -232,11 +280,11 @@ def _drop(mine: Iterable[tuple[SpoolDirectory, Kept]], names: Iterable[str]) -> 
             spool.drop(kept.name)
 
 
-def _publish(session: Session, root: str, kept: list[Kept]) -> None:
+def _publish(session: Session, root: str, mine: list[tuple[SpoolDirectory, Kept]]) -> None:
     done: set[str] = set()
 
     def publish(token: CancelToken) -> str:
-        for one in kept:
+        for spool, one in mine:
             if one.name in done:
                 continue
             work = Publishing(
@@ -245,7 +293,7 @@ def _publish(session: Session, root: str, kept: list[Kept]) -> None:
             try:
                 published = work.attempt(token)
             except CorruptCheckpointError as error:
-                _log.warning("%s", error)
+                _log.warning("%s It is set aside as %s.", error, spool.set_aside(one.name))
             else:
                 _log.info(
                     "%s, which an earlier start had left on this node, is %s",

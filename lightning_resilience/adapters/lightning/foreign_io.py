@@ -4,7 +4,8 @@
 
 It keeps its format. By default it writes a *staged* file or directory and reads a fetched one, and
 between the node and the storage everything is ours: published at once where the storage can,
-verified, repeated, abandoned when it stalls. Its own code then never meets an ill storage.
+verified, repeated, abandoned when it stalls, or kept here while storage is ill (``spooling``). Its
+own code then never meets an ill storage.
 
 The staged path is the checkpoint's own name in a new directory, so that an IO that looks at the
 name finds what it expects, and what it writes besides is seen. One that ignores the path, or needs
@@ -15,6 +16,7 @@ a whole under the guard, and the storage is asked afterwards.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +29,18 @@ from lightning_resilience.adapters.manifests import (
 )
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.adapters.storage import is_local
-from lightning_resilience.adapters.trees import Publication, fetch, measure
+from lightning_resilience.adapters.tree_copies import synchronise_names
+from lightning_resilience.adapters.trees import (
+    Publication,
+    fetch,
+    files_below,
+    measure,
+)
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.manifest import Origin
 from lightning_resilience.core.pipeline import Progress, Step, carry_out, save, whole_save
-from lightning_resilience.errors import ConfigError
+from lightning_resilience.core.spooled import WHOLE_WAITS
+from lightning_resilience.errors import CheckpointError, ConfigError
 
 
 if TYPE_CHECKING:
@@ -109,7 +118,8 @@ class LocalSave(_OnThisNode):
         origin: Origin | None = None,
     ) -> None:
         super().__init__(storage, url, nonce=nonce, call=call)
-        self._commit = Commit(origin or Origin(run=storage.run_id), nonce=nonce)
+        self.origin = origin or Origin(run=storage.run_id)
+        self._commit = Commit(self.origin, nonce=nonce)
         self._known: Progress[Publication] = Progress()
 
     @property
@@ -156,18 +166,38 @@ class LocalSave(_OnThisNode):
         self, place: Place, own: Path | None, token: CancelToken
     ) -> dict[Step, Callable[[Any], object]]:
         commit = self._commit
-
-        def stage(_: object) -> Publication:
-            path = self._spooled_path() if own is None else self._path_in(own)
-            return self._stage(path, token)
-
         return {
             Step.ASK: lambda _: token.raise_if_cancelled(),
-            Step.STAGE: stage,
+            Step.STAGE: lambda _: self._make(own, token),
             Step.UNMARK: lambda _: commit.begin(place, token),
             Step.DISCARD: lambda _: _discard_own(own),
             Step.MARK: lambda done: commit.end(place, done.tree.contents, token),
         }
+
+    def spool(self, path: str, token: CancelToken) -> Tree:
+        """Have ``path`` be the checkpoint, whole and on this node; storage is asked nothing.
+
+        Args:
+            path: A new name on the disk of the spool directory.
+            token: Of the call.
+
+        Raises:
+            CheckpointError: There are links in what was written, and what they point to may go.
+            ConfigError: Nothing was written to the path that it was given, or not only there.
+            OSError: What the node's filesystem raised.
+        """
+        staged = self._known.staged or self._stage(self._spooled_path(), token)
+        tree = staged.tree
+        _refuse_links(tree.path)
+        synchronise_names(tree.path)
+        token.raise_if_cancelled()
+        self._known.staged = None
+        Path(tree.path).replace(path)
+        return replace(tree, path=path)
+
+    def _make(self, own: Path | None, token: CancelToken) -> Publication:
+        """Stage it in a directory beside the target, or where there is none in the spool's."""
+        return self._stage(self._spooled_path() if own is None else self._path_in(own), token)
 
     def _stage(self, path: str, token: CancelToken) -> Publication:
         self._call(path)
@@ -190,6 +220,14 @@ def _refuse_strays(path: str) -> None:
         "needs the real one is used by plugins=[ResilientCheckpointIO(inner=..., staging=False)]."
     )
     raise ConfigError(message)
+
+
+def _refuse_links(path: str) -> None:
+    root = Path(path)
+    links = [file for file in (root, *files_below(root).values()) if file.is_symlink()]
+    if links:
+        message = f"{links[0].name} is a link, and what it points to may be gone by then"
+        raise CheckpointError(message)
 
 
 class FetchedLoad(_OnThisNode):
@@ -241,6 +279,7 @@ class WholeSave(Work):
     """
 
     marks_progress = False
+    not_spooled = WHOLE_WAITS
 
     def __init__(self, storage: Storage, url: str, write: Callable[[], Any]) -> None:
         super().__init__(storage, url)

@@ -40,7 +40,6 @@ from lightning_resilience.adapters.lightning.namespaces import (
     checkpoint_callbacks,
     checkpoint_directories,
     is_model_checkpoint,
-    is_wrapping_io,
     saves_on_exception,
     sigterm_exception,
 )
@@ -78,7 +77,7 @@ def hook_checkpoint_callbacks(trainer: Any, session: Session, patches: Patches) 
         patches: Remembers what was replaced.
     """
     session.alone.retaining.directories = partial(checkpoint_directories, trainer)
-    if session.member.on_outage == "spool" and not is_wrapping_io(trainer.strategy.checkpoint_io):
+    if session.member.on_outage == "spool":
         session.flushing = Flushing(trainer, session, patches)
     tolerance = Tolerance(trainer, session, patches)
     preflight = Preflight(trainer, session)
@@ -226,7 +225,8 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
         _link_when_it_is_there(session, linkpath, Link(target=filepath, make=link))
         return
     # A link to what is not written yet would name nothing, and the one before is gone.
-    work = Asked(session.storage, linkpath, link)
+    make = _linking(session, Link(target=filepath, make=link))
+    work = Asked(session.storage, linkpath, make["work"], instead=make["instead"])
     session.on_rank_zero(
         "link", linkpath, partial(background.link, filepath, work), is_guarded=False
     )
@@ -234,17 +234,17 @@ def _link(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
 
 def _link_when_it_is_there(session: Session, linkpath: str, link: Link) -> None:
     # To what still waits on this node a link would point to nothing.
+    session.on_rank_zero("link", linkpath, kind="write", **_linking(session, link))
+
+
+def _linking(session: Session, link: Link) -> dict[str, Any]:
     spooling = session.alone.spooling
     if spooling is None:
-        session.on_rank_zero("link", linkpath, link.make, kind="write")
-        return
-    session.on_rank_zero(
-        "link",
-        linkpath,
-        partial(spooling.link_or_later, link),
-        kind="write",
-        instead=partial(spooling.link_later, link),
-    )
+        return {"work": link.make, "instead": None}
+    return {
+        "work": partial(spooling.link_or_later, link),
+        "instead": partial(spooling.link_later, link),
+    }
 
 
 def _link_at_once(link_as: Callable[[str], None], linkpath: Path) -> None:

@@ -30,7 +30,7 @@ from lightning_resilience.runtime.driver import Driver
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from lightning_resilience.adapters.lightning.alone import Alone
     from lightning_resilience.adapters.lightning.shelf import Shelf, Shelved
@@ -184,19 +184,26 @@ class Publisher:
             Exception: What the publication of a checkpoint has failed with that is in storage under
                 no later save, and that repeating would not help.
         """
+        self._wait_while(lambda: bool(self._shelf.spool.items), timeout_s, token)
+        for kept, error in self._refused:
+            if self._alone.retaining.number_of(kept.entry.path) == kept.entry.number:
+                raise error
+
+    def await_path(self, path: str, timeout_s: float, token: CancelToken) -> None:
+        """Wait until nothing of that path waits, at most for a while, in seconds."""
+        self._wait_while(lambda: self._shelf.spool.holds(path), timeout_s, token)
+
+    def _wait_while(self, waits: Callable[[], bool], timeout_s: float, token: CancelToken) -> None:
         clock, shelf = self._alone.driver.clock, self._shelf
         ends_at_s = clock.now_s() + timeout_s
         with shelf.changed:
-            while shelf.spool.items and self._thread is not None:
+            while waits() and self._thread is not None:
                 remaining_s = ends_at_s - clock.now_s()
                 if remaining_s <= 0:
                     break
                 # No mark of progress: whoever makes progress is not interrupted.
                 shelf.changed.wait(min(remaining_s, PIECE_S))
                 token.raise_if_cancelled()
-        for kept, error in self._refused:
-            if self._alone.retaining.number_of(kept.entry.path) == kept.entry.number:
-                raise error
 
     def close(self) -> list[Kept]:
         """End the thread; return what is left on this node. Idempotent."""

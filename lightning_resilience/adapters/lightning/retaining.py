@@ -78,6 +78,10 @@ class Retaining:
         """Return the how manieth save the latest of that path is; 0 where there was none."""
         return self._known.number_of(self._name(url))
 
+    def number_being_saved(self, url: str) -> int:
+        """Return the how manieth save that of that path is which is being written now."""
+        return self._known.number_being_saved(self._name(url))
+
     def is_replaced(self, url: str) -> bool:
         """Tell whether a later save is safe, in storage or on this node."""
         return self._known.is_replaced(self._name(url))

@@ -102,7 +102,12 @@ def _save_in_full(  # noqa: PLR0917 - as above
         return
     url = os.fspath(strategy.broadcast(filepath))
     # As the strategy does: one file takes the place of older shards, but of no other directory.
-    session.on_rank_zero("clear", url, partial(_make_room, session, url), kind="write")
+    spooling = session.alone.spooling
+    session.on_rank_zero(
+        *("make room", url, partial(_make_room, session, url)),
+        kind="write",
+        instead=None if spooling is None else partial(spooling.nothing_is_in_the_way, url),
+    )
     save(checkpoint, url)
 
 

@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.adapters.lightning.failing import add_note
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.sharded_work import (
     Clearing,
@@ -42,9 +43,13 @@ from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.storage import parent_of
 from lightning_resilience.adapters.trees import measure
 from lightning_resilience.core import shards
+from lightning_resilience.core.breaker_record import passes
+from lightning_resilience.core.events import DiversionFailed
+from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.manifest import Origin, manifest_of
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.shards import ShardRecord
+from lightning_resilience.core.spooled import shards_note, shards_wait
 from lightning_resilience.errors import JointError, ResilienceError
 
 
@@ -136,6 +141,7 @@ class ShardedSave:
         self._folder = Path()
         self._expected: dict[str, int] = {}
         self._contents: dict[str, tuple[int, str]] = {}
+        self._waits_because = shards_wait(session.member.on_outage)
 
     def run(self) -> None:
         """Save.
@@ -146,9 +152,15 @@ class ShardedSave:
         """
         try:
             mine = self._stage()
+            self._say_where_it_waits()
             destination = self._clear()
             self._publish(mine, destination)
             self._commit(mine, destination)
+        except JointError as error:
+            note = shards_note(self._session.member.on_outage, outcome=error.outcome)
+            if note:
+                add_note(error, note)
+            raise
         finally:
             if self._folder.name:
                 shutil.rmtree(self._folder, ignore_errors=True)
@@ -162,6 +174,20 @@ class ShardedSave:
             "write", self._url, Asked(storage, self._url, ask), is_guarded=False
         )
         return decode(ShardRecord, told.encode(), key="write")
+
+    def _say_where_it_waits(self) -> None:
+        breakers = self._session.alone.breakers
+        name = breakers.circuit(self._url, "write").dependency
+        seen = breakers.records().get(name)
+        if self._is_first and self._waits_because and seen is not None and not passes(seen):
+            self._session.driver.sink.emit(
+                DiversionFailed(
+                    dependency=name,
+                    operation="save",
+                    target=redacted(self._url),
+                    error=self._waits_because,
+                )
+            )
 
     def _make(self, token: CancelToken) -> None:
         del token
@@ -223,6 +249,7 @@ class ShardedSave:
                 metadata=self._publishing(destination, shards.metadata_of(mine.sizes)),
                 done=manifest_of(self._url, self._contents, self._origin),
             )
+            commit.waits_because = self._waits_because
         try:
             self._session.save(self._url, commit)
         except JointError:
@@ -235,10 +262,12 @@ class ShardedSave:
         self._session.remove_later(Leftover(self._session.storage, destination))
 
     def _publishing(self, destination: str, sizes: dict[str, int]) -> Publishing:
-        return Publishing(
+        publishing = Publishing(
             self._session.storage,
             destination,
             folder=self._folder,
             sizes=sizes,
             nonce=self._session.driver.dice.nonce,
         )
+        publishing.waits_because = self._waits_because
+        return publishing

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
-from lightning_resilience.adapters.lightning.commit import origin_of
 from lightning_resilience.adapters.lightning.publisher import Publisher
 from lightning_resilience.adapters.lightning.shelf import Shelf, Shelved
 from lightning_resilience.adapters.names import name_of
@@ -22,20 +21,25 @@ from lightning_resilience.core.events import (
     CheckpointSuperseded,
 )
 from lightning_resilience.core.evidence import redacted
-from lightning_resilience.core.spool import SpoolEntry, pause_s, refusal, spooled_detail
+from lightning_resilience.core.spool import pause_s, refusal, spooled_detail
+from lightning_resilience.core.spooled import entry_of
 from lightning_resilience.errors import CheckpointError
 from lightning_resilience.runtime.calls import Token
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from lightning_resilience.adapters.lightning.alone import Alone
-    from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
     from lightning_resilience.adapters.lightning.shelf import Link
+    from lightning_resilience.adapters.lightning.work import Work
     from lightning_resilience.adapters.staging import Staged
+    from lightning_resilience.adapters.storage import Storage
+    from lightning_resilience.adapters.trees import Tree
+    from lightning_resilience.core.manifest import Origin
     from lightning_resilience.core.spool import SpoolConfig
+    from lightning_resilience.core.spooled import SpoolEntry
     from lightning_resilience.ports import CancelToken
 
 
@@ -57,6 +61,24 @@ class Spooled:
     digest: str
 
 
+class Spoolable(Protocol):
+    """A save whose checkpoint can be kept on this node as a whole.
+
+    Attributes:
+        storage: Clients of storage.
+        url: Where it goes.
+        origin: Where it comes from.
+    """
+
+    storage: Storage
+    url: str
+    origin: Origin
+
+    def spool(self, path: str, token: CancelToken) -> Staged | Tree:
+        """Have ``path`` be the checkpoint; storage is asked nothing."""
+        ...
+
+
 class Spooling:
     """What waits on this node. Any thread.
 
@@ -75,6 +97,7 @@ class Spooling:
         )
         self._publisher = Publisher(alone, self._shelf)
         self._seen: dict[str, set[str]] = {}
+        self._unwanted: dict[str, int] = {}
 
     # A save ---------------------------------------------------------------------------------------
 
@@ -82,18 +105,22 @@ class Spooling:
         """Hold back what waits under that path while it is saved."""
         return self._shelf.saving(name_of(url))
 
-    def instead_of(self, work: StagedSave) -> Callable[[str, CancelToken], Spooled]:
-        """Return what is done instead of a save while storage is ill."""
-        return partial(self._keep, work)
+    def divert(self, work: Work) -> None:
+        """Have a save spooled where it meets an outage, or comes too soon after another."""
+        if work.not_spooled:
+            work.waits_because = work.not_spooled
+            return
+        work.instead = partial(self._keep, cast("Spoolable", work))
+        work.at_once = self._too_soon(work.url)
 
-    def _keep(self, work: StagedSave, why: str, token: CancelToken) -> Spooled:
+    def _keep(self, work: Spoolable, why: str, token: CancelToken) -> Spooled:
         alone, directory = self._alone, self._shelf.claim()
         now_s = alone.driver.clock.now_s()
         spool, path = self._shelf.spool, name_of(work.url)
         refused = refusal(spool, self._config, path, free_bytes=directory.free_bytes, now_s=now_s)
         if refused:
             raise CheckpointError(refused)
-        name, number = alone.driver.dice.nonce(), alone.retaining.number_of(work.url)
+        name, number = alone.driver.dice.nonce(), alone.retaining.number_being_saved(work.url)
         kept = directory.keep(
             name, lambda file: work.spool(file, token), partial(_entry_of, work, number)
         )
@@ -117,8 +144,7 @@ class Spooling:
         told = spooled_detail(entry.digest)
         return Spooled(file=kept.file, size_bytes=entry.size_bytes, digest=told)
 
-    def too_soon(self, url: str) -> str:
-        """Tell why a save of that path is spooled though storage is well; empty where it is not."""
+    def _too_soon(self, url: str) -> str:
         if not self._shelf.pause_s(name_of(url)):
             return ""
         return f"it was written less than {self._config.same_path_interval_s:g} s ago"
@@ -131,9 +157,26 @@ class Spooling:
 
     def asked_to_remove(self, url: str) -> None:
         """Take off what waits under that path and is to be removed, once a later one is safe."""
-        if self._alone.retaining.is_replaced(url):
-            number = self._alone.retaining.number_of(url)
-            self._supersede(name_of(url), before=number + 1, why="it was to be removed")
+        with self._shelf.changed:
+            self._unwanted[url] = self._alone.retaining.number_of(url)
+        self.reconsider()
+
+    def reconsider(self) -> None:
+        """Take off what was to be removed, where that had to wait for a later save.
+
+        In the background that is written after its removal of the older one was asked for.
+        """
+        retaining = self._alone.retaining
+        with self._shelf.changed:
+            asked = dict(self._unwanted)
+        for url, number in asked.items():
+            is_saved_again = retaining.number_of(url) != number
+            if not is_saved_again and not retaining.is_replaced(url):
+                continue
+            with self._shelf.changed:
+                self._unwanted.pop(url, None)
+            if not is_saved_again:
+                self._supersede(name_of(url), before=number + 1, why="it was to be removed")
 
     def _supersede(self, path: str, *, before: int, why: str) -> None:
         for item in self._shelf.supersede(path, before=before):
@@ -170,6 +213,19 @@ class Spooling:
             raise CheckpointError(message)
         return last in self._seen[folder]
 
+    def nothing_is_in_the_way(self, url: str, why: str, token: CancelToken) -> None:
+        """Return where no directory can have the name of a file, while storage cannot be asked.
+
+        Raises:
+            CheckpointError: It may have been there when the run began.
+        """
+        token.raise_if_cancelled()
+        folder, _, last = name_of(url).rpartition("/")
+        is_file = bool(self._alone.retaining.number_of(url))
+        if not is_file and last in self._seen.get(folder, {last}):
+            message = f"what may have the name of {redacted(url)} has to make room first ({why})"
+            raise CheckpointError(message)
+
     def link_or_later(self, link: Link, token: CancelToken) -> None:
         """Make a link to a checkpoint: now, or where that waits, once it is published."""
         if not self._shelf.note(link):
@@ -192,6 +248,15 @@ class Spooling:
         """Wait until nothing waits, at most for a while, in seconds."""
         self._publisher.flush(timeout_s, token or Token())
 
+    def await_published(self, url: str, token: CancelToken | None = None) -> None:
+        """Wait until no checkpoint of that path waits here, so that it can be loaded.
+
+        At most as long as a call on ill storage may take: the load that comes after it waits too.
+        """
+        self._publisher.await_path(
+            name_of(url), self._alone.breakers.policy.retry.deadline_s, token or Token()
+        )
+
     def close(self) -> None:
         """Publish no more, say what is left, and let another process have it. Idempotent."""
         left = self._publisher.close()
@@ -202,16 +267,5 @@ class Spooling:
         self._shelf.release()
 
 
-def _entry_of(work: StagedSave, number: int, staged: Staged) -> SpoolEntry:
-    origin = origin_of(work.checkpoint, work.storage)
-    return SpoolEntry(
-        path=work.url,
-        size_bytes=staged.size_bytes,
-        digest=staged.digest,
-        number=number,
-        step=origin.step,
-        epoch=origin.epoch,
-        run=origin.run,
-        training=origin.training,
-        versions=dict(origin.versions),
-    )
+def _entry_of(work: Spoolable, number: int, staged: Staged | Tree) -> SpoolEntry:
+    return entry_of(*(work.url, staged.contents, work.origin), digest=staged.digest, number=number)

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_resilience.adapters.lightning.checkpoint_io import StagedSave
 from lightning_resilience.adapters.lightning.mappings import hook_mappings
 from lightning_resilience.adapters.lightning.namespaces import (
     innermost_wrapper,
@@ -35,7 +34,7 @@ from lightning_resilience.adapters.lightning.resilient_io import (
     format_of,
 )
 from lightning_resilience.adapters.lightning.work import Asked, HandedOver
-from lightning_resilience.core.spool import may_be_spooled
+from lightning_resilience.core.spooled import may_be_spooled
 
 
 if TYPE_CHECKING:
@@ -145,10 +144,10 @@ def _save(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
         storage_options=storage_options,
     )
     spooling = session.alone.spooling
-    if spooling is None or not isinstance(work, StagedSave) or not may_be_spooled(url):
+    if spooling is None or not may_be_spooled(url):
         session.save(url, work)
         return
-    work.instead, work.at_once = spooling.instead_of(work), spooling.too_soon(url)
+    spooling.divert(work)
     with spooling.saving(url):
         session.save(url, work)
 

@@ -10,6 +10,8 @@ of the user's, staged           it writes a path on this     it reads the path i
                                 node, which we publish       local, else what we have fetched
 of the user's, not staged       it is called as a whole      it is called as a whole
 ==============================  ===========================  =======================================
+
+A save of the first two may wait on this node while storage is ill; the third waits for storage.
 """
 
 from __future__ import annotations

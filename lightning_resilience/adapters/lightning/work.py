@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_resilience.adapters.filesystem import renew_client
 from lightning_resilience.core.carrying import carried_out
 from lightning_resilience.core.fetching import Fetch, loading
+from lightning_resilience.errors import CheckpointError
 from lightning_resilience.protocols.diverted import OtherWay, guard_or_divert
 from lightning_resilience.protocols.effects import Call, Now
 from lightning_resilience.protocols.guard import Guarded, guard
@@ -69,6 +70,10 @@ class Work(ABC):
     """What is done while storage is ill, given why; None to wait for it."""
     at_once = ""
     """Why ``instead`` is tried first; empty where it is not."""
+    not_spooled = ""
+    """Why it is never spooled; empty where it can be."""
+    waits_because = ""
+    """Why it has no other way, to be said where it meets an outage; empty where nothing is said."""
 
     def __init__(self, storage: Storage, url: str) -> None:
         self.storage = storage
@@ -209,15 +214,11 @@ def carry_out(
         work: What they are attempts of.
         started_at_s: When the operation began, on this process's clock; None for now.
     """
-    if work.instead is not None:
-        other = OtherWay(
-            work=work.instead, timeout_s=call.policy.stall_timeout_s, at_once=work.at_once
-        )
-        return (yield from guard_or_divert(circuit, call, other, started_at_s=started_at_s))
     if not work.has_steps:
-        return (yield from guard(circuit, call, started_at_s))
+        return (yield from _attempts(circuit, call, work, started_at_s=started_at_s))
     done: Guarded = yield from carried_out(
-        loading(), _hands(work, call, partial(guard, circuit, call, started_at_s))
+        loading(),
+        _hands(work, call, partial(_attempts, circuit, call, work, started_at_s=started_at_s)),
     )
     return done
 
@@ -252,6 +253,28 @@ def _hands(
         Fetch.FINISH: finish,
         Fetch.CONFIRM: confirm,
     }
+
+
+def _attempts(
+    circuit: Circuit, call: GuardedCall, work: Work, *, started_at_s: float | None
+) -> Protocol[Guarded]:
+    instead = partial(_refuse, work.waits_because) if work.waits_because else work.instead
+    if instead is None:
+        return (yield from guard(circuit, call, started_at_s))
+    policy = call.policy
+    other = OtherWay(
+        work=instead,
+        # Somebody else's code marks no progress there either.
+        timeout_s=policy.stall_timeout_s if work.marks_progress else policy.deadline_s,
+        at_once=work.at_once,
+    )
+    return (yield from guard_or_divert(circuit, call, other, started_at_s=started_at_s))
+
+
+def _refuse(why_it_waits: str, why: str, token: CancelToken) -> None:
+    del why
+    token.raise_if_cancelled()
+    raise CheckpointError(why_it_waits)
 
 
 def hand_over(work: Work, started_at_s: float) -> Protocol[Guarded]:

@@ -15,12 +15,14 @@ import pytest
 
 from lightning_resilience.adapters.spool import SpoolDirectory, left_behind
 from lightning_resilience.adapters.staging import Staged, stage
-from lightning_resilience.core.spool import SpoolEntry
+from lightning_resilience.adapters.trees import Tree, measure
+from lightning_resilience.core.manifest import Origin
+from lightning_resilience.core.spooled import SpoolEntry, entry_of as entry_for
 from lightning_resilience.runtime.calls import Token
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -198,3 +200,99 @@ def test_whoever_waited_for_a_lock_that_was_removed_makes_a_new_one(
     third = SpoolDirectory(str(tmp_path / "run"))
     assert not third.claim()
     other.release()
+
+
+# Directories --------------------------------------------------------------------------------------
+
+
+def write_tree(path: str) -> Tree:
+    """Write a directory as a CheckpointIO does that has its own format."""
+    folder = Path(path, "weights")
+    folder.mkdir(parents=True)
+    (folder / "0.pt").write_bytes(b"weights")
+    Path(path, "index.json").write_bytes(b"{}")
+    return measure(path, Token())
+
+
+def tree_entry_of(tree: Tree, *, path: str = "s3://b/step=4.ckpt") -> SpoolEntry:
+    """Make its record."""
+    return entry_for(path, tree.contents, Origin(step=4), digest=tree.digest, number=1)
+
+
+def test_a_directory_is_kept_with_the_order_of_its_files(
+    spool: SpoolDirectory, tmp_path: Path
+) -> None:
+    """That is the order in which they are published; a manifest's is another."""
+    kept = spool.keep("a", write_tree, tree_entry_of)
+
+    assert list(kept.entry.contents) == ["weights/0.pt", "index.json"]
+    assert kept.entry.size_bytes == 9
+    assert SpoolDirectory(str(tmp_path / "run")).kept() == [kept]
+    assert Path(kept.file, "weights", "0.pt").read_bytes() == b"weights"
+
+
+def test_a_directory_that_is_dropped_is_gone(spool: SpoolDirectory, tmp_path: Path) -> None:
+    """With all that is in it."""
+    spool.keep("a", write_tree, tree_entry_of)
+
+    spool.drop("a")
+    spool.drop("a")
+
+    assert [path.name for path in (tmp_path / "run" / "unpublished").iterdir()] == ["owner"]
+
+
+@pytest.mark.parametrize("make", [write, write_tree], ids=["file", "directory"])
+def test_what_has_no_record_is_removed_by_a_later_start(
+    make: Callable[[str], object], spool: SpoolDirectory, tmp_path: Path
+) -> None:
+    """Also where nothing else of that run is left, which nobody would take over."""
+    make(spool.file_of("a"))
+    os.close(spool._lock or 0)
+    spool._lock = None
+
+    assert list(left_behind(str(tmp_path / "mine"), lambda _entry: True)) == []
+
+    assert not (tmp_path / "run" / "unpublished").exists()
+
+
+def test_what_a_living_process_is_writing_is_not_removed(
+    spool: SpoolDirectory, tmp_path: Path
+) -> None:
+    """It has no record yet."""
+    write(spool.file_of("a"))
+
+    assert list(left_behind(str(tmp_path / "mine"), lambda _entry: True)) == []
+
+    assert Path(spool.file_of("a")).exists()
+
+
+@pytest.mark.parametrize("make", ["file", "directory"])
+def test_what_is_set_aside_is_neither_found_nor_removed(
+    make: str, spool: SpoolDirectory, tmp_path: Path
+) -> None:
+    """With its record, which says what it was to be."""
+    if make == "file":
+        spool.keep("a", write, entry_of)
+    else:
+        spool.keep("a", write_tree, tree_entry_of)
+
+    aside = spool.set_aside("a")
+
+    assert spool.kept() == []
+    spool.remove_unfinished()
+    spool.release()
+    assert Path(aside).exists()
+    assert Path(aside).with_suffix(".json").exists()
+    assert not (tmp_path / "run" / "unpublished").exists()
+
+
+def test_a_record_whose_file_was_set_aside_is_removed(
+    spool: SpoolDirectory, tmp_path: Path
+) -> None:
+    """Whoever set it aside was killed in between."""
+    kept = spool.keep("a", write, entry_of)
+    Path(kept.file).unlink()
+
+    spool.remove_unfinished()
+
+    assert [path.name for path in (tmp_path / "run" / "unpublished").iterdir()] == ["owner"]

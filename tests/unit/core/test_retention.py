@@ -331,3 +331,25 @@ def test_in_the_end_all_is_removed_that_is_not_protected(steps: list[tuple[str, 
 
     assert directory.asked == []
     assert not asked & directory.good
+
+
+def test_the_save_that_is_being_written_is_the_earliest_that_is_pending() -> None:
+    """In the background a later one of that path may have been asked for already."""
+    known = Retention().asked_to_save(A).asked_to_save(B).asked_to_save(A)
+
+    first = known.number_being_saved(A)
+    then = known.ended(A, Stage.SPOOLED)
+
+    assert (first, known.number_of(A)) == (1, 3)
+    assert then.number_being_saved(A) == 3
+    assert {save.number: save.stage for save in then.saves}[1] is Stage.SPOOLED
+
+
+def test_a_save_under_another_name_has_the_number_that_its_end_will_have() -> None:
+    """Also one that nobody had asked for."""
+    pending = Retention().asked_to_save(A)
+    none = saved(A)
+
+    assert pending.number_being_saved(B) == 1
+    number = none.number_being_saved(B)
+    assert none.ended(B, Stage.SPOOLED).number_of(B) == number == 2

@@ -17,12 +17,10 @@ from lightning_resilience.core.spool import (
     Item,
     Spool,
     SpoolConfig,
-    SpoolEntry,
     diverts,
     flush_s,
     is_outdated,
     is_spooled,
-    may_be_spooled,
     outage_policy,
     pause_s,
     plan_for,
@@ -30,6 +28,7 @@ from lightning_resilience.core.spool import (
     spooled_detail,
     statement,
 )
+from lightning_resilience.core.spooled import SpoolEntry, may_be_spooled
 from lightning_resilience.errors import (
     BudgetExhaustedError,
     CheckpointError,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,15 @@ from lightning_resilience.adapters.lightning import alone
 from lightning_resilience.adapters.lightning.breakers import Policy
 from lightning_resilience.adapters.lightning.session import Session
 from lightning_resilience.adapters.lightning.work import Asked
+from lightning_resilience.adapters.staging import Staged
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
-from lightning_resilience.core.events import RetryDenied
+from lightning_resilience.core.events import CheckpointPublished, RetryDenied
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.retry import RetryPolicy
+from lightning_resilience.core.spool import spooled_detail
 from lightning_resilience.errors import BudgetExhaustedError, JointError, StoreUnavailableError
 from lightning_resilience.protocols.circuit_memory import Limits
 from lightning_resilience.protocols.joint import Member
@@ -242,3 +245,64 @@ def test_a_process_without_a_group_needs_nobodys_vote(
     breakers = io_of()._guard().breakers
 
     assert breakers.circuit("memory://x", "read").hosts == 1
+
+
+class OrderOfASave:
+    """A spool that remembers what it is told, in place of the real one."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def divert(self, _work: Any) -> None:
+        """Remember it."""
+        self.told.append("divert")
+
+    @contextlib.contextmanager
+    def saving(self, _url: str) -> Iterator[None]:
+        """Remember both ends."""
+        self.told.append("held back")
+        yield
+        self.told.append("let go")
+
+    def saved(self, _url: str) -> None:
+        """Remember it."""
+        self.told.append("saved")
+
+    def reconsider(self) -> None:
+        """Remember it."""
+        self.told.append("reconsider")
+
+
+@pytest.mark.parametrize(
+    ("digest", "expected"),
+    [
+        ("xxh3-128:1", ["divert", "held back", "saved", "let go", "reconsider"]),
+        (spooled_detail("1"), ["divert", "held back", "let go", "reconsider"]),
+    ],
+    ids=["in storage", "spooled"],
+)
+def test_an_older_one_of_a_path_is_superseded_before_it_may_be_sent(
+    digest: str, expected: list[str], session_of: Callable[[str], tuple[Session, Sink]]
+) -> None:
+    """Else the thread that publishes would send it after the newer one."""
+    session, sink = session_of("spool")
+    spool: Any = OrderOfASave()
+    session.alone.spooling = spool
+    staged = Staged(path="", size_bytes=1, digest=digest)
+
+    session.alone.save(Asked(session.storage, "memory://x", lambda _token: staged))
+
+    assert spool.told == expected
+    published = [event for event in sink.events if isinstance(event, CheckpointPublished)]
+    assert len(published) == ("saved" in expected)
+
+
+def test_a_tuners_file_is_never_spooled(session_of: Callable[[str], tuple[Session, Sink]]) -> None:
+    """The spool is not asked."""
+    session, _ = session_of("spool")
+    spool: Any = OrderOfASave()
+    session.alone.spooling = spool
+
+    session.alone.save(Asked(session.storage, "memory://.lr_find_1.ckpt", lambda _token: None))
+
+    assert spool.told == []

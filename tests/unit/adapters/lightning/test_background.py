@@ -58,7 +58,8 @@ def background() -> Background:
     patience = SimpleNamespace(classify=classify)
     breakers = SimpleNamespace(patience=lambda *_args: patience)
     session: Any = SimpleNamespace(
-        alone=SimpleNamespace(breakers=breakers, storage=None), member=SimpleNamespace(rank=0)
+        alone=SimpleNamespace(breakers=breakers, storage=None, spooling=None),
+        member=SimpleNamespace(rank=0),
     )
     return Background(session, limit=1, root="/root")
 

@@ -12,7 +12,7 @@ from lightning_resilience.adapters.lightning.publisher import Publisher
 from lightning_resilience.adapters.lightning.shelf import Shelf, Shelved
 from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import Kept
-from lightning_resilience.core.spool import SpoolEntry
+from lightning_resilience.core.spooled import SpoolEntry
 
 
 if TYPE_CHECKING:
