@@ -249,6 +249,9 @@ class LoadChecks:
         if refused_s is not None and refused_s <= attempt.looked_s:
             what = "reads what a rank of its node has found damaged"
             self._fail("I7 OneFetch", f"{attempt.name} {what}")
+        if attempt.is_abandoned:
+            # Its slot is free, and its successor may have it: what hangs is on top of the bound.
+            return
         reading = [each for each in world.reading if each.owner.is_alive and not each.is_abandoned]
         if attempt not in world.admitted:
             self._fail("I5 AdmittedLoads", f"{attempt.name} reads without a slot")
