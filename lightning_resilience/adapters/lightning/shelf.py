@@ -9,6 +9,7 @@ is decided in ``core.spool``; files lie in ``adapters.spool``.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -168,7 +169,11 @@ class Shelf:
     def pause_s(self, path: str) -> float:
         """Return how long a path is to be left alone, in seconds."""
         # A rename is no request, and its filesystem has no such limit.
-        return 0.0 if is_local(path) else self._pause_s(self._written_at_s.get(path))
+        if is_local(path):
+            return 0.0
+        # What is being sent now is written when that ends, and a save would follow it at once.
+        is_sent = any(item.is_sent and item.path == path for item in self.spool.items)
+        return self._pause_s(math.inf if is_sent else self._written_at_s.get(path))
 
     def written(self, path: str, *, now_s: float) -> None:
         """Note that a path has just been written."""
