@@ -150,16 +150,18 @@ def inspect(
     token.progress()
     with place.fs.open(place.path, "rb") as file:
         marked = MarkedFile(file, token)
+        buffered = io.BufferedReader(marked)
         try:
-            buffered = io.BufferedReader(marked)
             digest = contents_digest(buffered)
-            is_resumable = also_state and bool(digest) and holds_training_state(buffered)
         except DAMAGED as error:
             # A read that failed has shown nothing of the file.
             if marked.error is not None:
                 raise marked.error from error
             why = f"it is damaged or was not written to its end ({size_bytes} bytes): {error}"
             return Inspection(path=url, size_bytes=size_bytes, rejected=why)
+        is_resumable = also_state and bool(digest) and holds_training_state(buffered)
+        if marked.error is not None:
+            raise marked.error
     return Inspection(path=url, size_bytes=size_bytes, digest=digest, is_resumable=is_resumable)
 
 
