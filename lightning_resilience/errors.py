@@ -206,6 +206,7 @@ class JointError(ResilienceError):
         first_rank: Lowest rank that reported the winning class.
 
     Attributes:
+        cause: Name of the class of the first cause; empty where there was none.
         in_step: Whether every rank raises this error at this point of the program. False where the
             ranks are not in lock-step, and for ``JointUnavailableError``.
     """
@@ -224,6 +225,7 @@ class JointError(ResilienceError):
         self.seq = seq
         self.outcome = outcome
         self.first_rank = first_rank
+        self.cause = ""
         self.in_step = False
 
 

@@ -331,6 +331,7 @@ def error_of(final: FinalRecord, *, seq: int) -> JointError | None:
     error = JointError(
         message, op=final.op, seq=seq, outcome=failure.value, first_rank=final.first_rank
     )
+    error.cause = final.error.partition(":")[0]
     # The rank that has noticed it raises an error of its own.
     error.in_step = _OUT_OF_STEP not in final.error
     return error

@@ -28,8 +28,10 @@ from lightning_resilience.adapters.lightning.namespaces import (
     resumes_exceptions,
 )
 from lightning_resilience.adapters.lightning.resolving import choose, share
+from lightning_resilience.core.doubts import MAX_STARTS, Doubts
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.resolution import Search, searches
+from lightning_resilience.errors import JointError
 
 
 if TYPE_CHECKING:
@@ -119,14 +121,10 @@ def _wrap_resume(connector: Any, callback_of: Callable[[Any], Any]) -> None:
             checkpoint_path = _of_rank_zero(session, checkpoint_path)
         if is_fitting(self.trainer) and session.member.on_outage == "spool":
             publish_what_was_left(self.trainer, session, checkpoint_path)
-        choice = _Choice(trainer=self.trainer, session=session, parse=parse)
-        path, session.chosen = choice.of(checkpoint_path)
-        if path:
-            session.alone.retaining.start_from(path)
-        try:
-            resume(self, path, *args, **kwargs)
-        finally:
-            session.chosen = None
+        choice = _Choice(trainer=self.trainer, session=session, parse=parse, doubts=Doubts())
+        for _ in range(MAX_STARTS):
+            if choice.starts(checkpoint_path, lambda path: resume(self, path, *args, **kwargs)):
+                break
 
     connector.resume_start = resume_together
 
@@ -166,6 +164,25 @@ class _Choice:
     trainer: Any
     session: Session
     parse: Callable[..., Any]
+    doubts: Doubts
+
+    def starts(self, asked: Any, resume: Callable[[Any], None]) -> bool:
+        """Load what all ranks choose; return False where all of them have to search again."""
+        path, seen = self.of(asked)
+        if path:
+            self.session.alone.retaining.start_from(path)
+        self.session.chosen = seen
+        try:
+            resume(path)
+        except JointError as error:
+            is_found = isinstance(asked, Deferred) and seen is not None
+            if not self.doubts.adds(path if is_found else "", error):
+                raise
+            _log.warning("%s", error)
+            return False
+        finally:
+            self.session.chosen = None
+        return True
 
     def of(self, path: Any) -> tuple[Any, Inspection | None]:
         """Return what to load and what rank 0 has seen of it."""
@@ -190,7 +207,7 @@ class _Choice:
         for what in _searches(self.trainer, marker.asked):
             if what is Search.DEFAULT:
                 return None, self._default(marker)
-            choice = choose(self.trainer, self.session, what)
+            choice = choose(self.trainer, self.session, what, doubts=self.doubts)
             if choice.seen is not None:
                 return choice.seen, None
             is_overridden = is_overridden or choice.is_overridden

@@ -28,7 +28,7 @@ from lightning_resilience.adapters.manifests import check_contents, read_manifes
 from lightning_resilience.adapters.marked_file import MarkedFile
 from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.set_aside import identify
-from lightning_resilience.adapters.trees import digest_of_file
+from lightning_resilience.adapters.trees import below, digest_of_file, digest_of_open
 from lightning_resilience.core.candidates import Candidate
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.fallback import judging
@@ -165,7 +165,9 @@ def inspect(
     return Inspection(path=url, size_bytes=size_bytes, digest=digest, is_resumable=is_resumable)
 
 
-def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> Inspection:
+def verify(
+    storage: Storage, token: CancelToken, *, url: str, is_ours: bool, is_doubted: bool = False
+) -> Inspection:
     """Look at a candidate as closely as can be done where it is.
 
     Beside ``inspect``, it is compared with its manifest, or, where it has none, with the checksums
@@ -179,6 +181,7 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
         token: Of the call; told of progress.
         url: Where it is.
         is_ours: Whether it is in a format of ours, which can be looked into.
+        is_doubted: Whether a load of it has found damage: it is read through, wherever it is.
 
     Returns:
         What was seen; its mark where it is known to be damaged and may be set aside.
@@ -195,7 +198,7 @@ def verify(storage: Storage, token: CancelToken, *, url: str, is_ours: bool) -> 
             if is_ours
             else _inspect_foreign(place, url)
         ),
-        Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours),
+        Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours, is_doubted=is_doubted),
         Step.IDENTIFY: lambda _: identify(storage, url, token),
     }
     return carry_out(judging(), hands)
@@ -207,7 +210,7 @@ def _inspect_foreign(place: Place, url: str) -> Inspection:
     return Inspection(path=url, doubt="nobody can look into its format" if is_tree else "")
 
 
-def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str | None:
+def _differs(place: Place, token: CancelToken, *, is_ours: bool, is_doubted: bool) -> str | None:
     if not is_ours and find_info(place.fs, place.path) is None:
         # What stands for a checkpoint in a format of the user's is not known.
         return None
@@ -216,8 +219,9 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str | None:
     except CorruptCheckpointError as error:
         return str(error)
     if manifest is None:
-        return (_damage(place, token) or None) if is_ours else None
-    found = _found(place, manifest, token)
+        reads_through = is_ours and (is_doubted or place.store.is_local)
+        return _looks_damaged(place, token) if reads_through else None
+    found = _found(place, manifest, token, is_doubted=is_doubted)
     if found is None:
         return ""
     try:
@@ -227,17 +231,18 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool) -> str | None:
     return ""
 
 
-def _damage(place: Place, token: CancelToken) -> str:
-    """Return what is wrong with a local file that nobody has described; empty for nothing."""
-    if not place.store.is_local or Path(place.path).is_dir():
-        return ""
+def _looks_damaged(place: Place, token: CancelToken) -> str | None:
+    """Read through what has no manifest; return why it is damaged, None where it looks whole."""
+    item = find_info(place.fs, place.path)
+    if item is None or item["type"] == "directory":
+        return None
     with place.fs.open(place.path, "rb") as file:
         state, reason = of_undescribed(Form.FILE, {"": examine(file, token)})
-    return reason if state is State.CORRUPT else ""
+    return reason if state is State.CORRUPT else None
 
 
 def _found(
-    place: Place, manifest: Manifest, token: CancelToken
+    place: Place, manifest: Manifest, token: CancelToken, *, is_doubted: bool
 ) -> dict[str, tuple[int, str | None]] | None:
     """Return what is there of what a manifest lists; None where the storage tells no sizes."""
     item = find_info(place.fs, place.path)
@@ -249,12 +254,21 @@ def _found(
         # What a user has put there besides does not make it damaged.
         there = {name: size for name, size in sizes.items() if name in manifest.contents}
         told: dict[str, tuple[int, str | None]]
+        if is_doubted:
+            return {name: _read_through(place, name, token) for name in there}
         told = {name: (size, None) for name, size in there.items() if size is not None}
         return told if len(told) == len(there) else None
+    if is_doubted:
+        return {"": _read_through(place, "", token)}
     if item.get("size") is None:
         return None
     digest = digest_of_file(Path(place.path), token) if place.store.is_local else None
     return {"": (item["size"], digest)}
+
+
+def _read_through(place: Place, name: str, token: CancelToken) -> tuple[int, str]:
+    with place.fs.open(below(place.path, name), "rb") as file:
+        return digest_of_open(file, token)
 
 
 def _name(item: Mapping[str, Any]) -> str:

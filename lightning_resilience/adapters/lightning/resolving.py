@@ -45,7 +45,7 @@ from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.adapters.storage import Storage
@@ -90,13 +90,14 @@ def share(trainer: Any, session: Session, path: str | os.PathLike[str]) -> Inspe
     return seen
 
 
-def choose(trainer: Any, session: Session, what: Search) -> Choice:
+def choose(trainer: Any, session: Session, what: Search, *, doubts: Container[str] = ()) -> Choice:
     """Search for a checkpoint to start from, and set aside what is damaged.
 
     Args:
         trainer: The Trainer; its checkpoint callbacks have been set up.
         session: This rank's session.
         what: What is looked for.
+        doubts: What has failed to load, and is read through before it is chosen.
 
     Raises:
         JointError: The same on every rank: it cannot be told what is there.
@@ -114,7 +115,7 @@ def choose(trainer: Any, session: Session, what: Search) -> Choice:
 
     hands: dict[Step, Callable[[Any], object]] = {
         Step.LIST: list_place,
-        Step.JUDGE: partial(_verify, trainer, session),
+        Step.JUDGE: partial(_verify, trainer, session, doubts=doubts),
         Step.LEAVE: partial(_pass_over, trainer, session),
     }
     allows = session.checkpoints.allow_fresh_start
@@ -186,11 +187,11 @@ def _in_directory(directory: str, *, pattern: str, extension: str) -> tuple[str,
     return f"{directory.rstrip('/')}/", ask
 
 
-def _verify(trainer: Any, session: Session, url: str) -> Inspection:
-    is_ours = _is_ours(trainer)
+def _verify(trainer: Any, session: Session, url: str, *, doubts: Container[str]) -> Inspection:
+    is_ours, is_doubted = _is_ours(trainer), url in doubts
 
     def look(storage: Storage, token: CancelToken) -> Inspection:
-        return verify(storage, token, url=url, is_ours=is_ours)
+        return verify(storage, token, url=url, is_ours=is_ours, is_doubted=is_doubted)
 
     return _answered(session, url, _from_the_web(url) or look, kind=Inspection)
 

@@ -256,9 +256,9 @@ def digest(data: bytes) -> str:
     return f"xxh3-128:{xxhash.xxh3_128_hexdigest(data)}"
 
 
-def verified(url: str, *, is_ours: bool = True) -> Inspection:
+def verified(url: str, *, is_ours: bool = True, is_doubted: bool = False) -> Inspection:
     """Look at a candidate."""
-    return verify(storage(), RecordingToken(), url=url, is_ours=is_ours)
+    return verify(storage(), RecordingToken(), url=url, is_ours=is_ours, is_doubted=is_doubted)
 
 
 ASKED = {"manifest_open": 1, "info": 2, "open": 1, "ls": 2}
@@ -302,6 +302,44 @@ def test_a_remote_file_is_compared_by_its_size(memory: str) -> None:
     assert same_size.rejected == ""
     assert "it has 28 bytes, 22 were saved" in another_size.rejected
     assert another_size.mark
+
+
+@pytest.mark.parametrize("is_described", [True, False])
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_remote_file_that_has_failed_to_load_is_read_through(
+    is_described: bool,  # noqa: FBT001 - a column of the table
+    is_damaged: bool,  # noqa: FBT001 - a column of the table
+    memory: str,
+) -> None:
+    """By its manifest, or by the checksums of its archive; what is whole may be loaded again."""
+    url = saved(memory, {"": checkpoint()})
+    place = storage().place(url)
+    data = flipped(checkpoint()) if is_damaged else checkpoint()
+    place.fs.pipe_file(place.path, data)
+    if not is_described:
+        place.fs.rm_file(manifest_path(place.path))
+
+    seen = verified(url, is_doubted=True)
+
+    assert (bool(seen.rejected), bool(seen.mark)) == (is_damaged, is_damaged)
+    assert verified(url).rejected == ""
+    assert place.fs.cat_file(place.path) == data
+
+
+@pytest.mark.parametrize(("data", "said"), [(b"on3", "__1_0.distcp has the digest"), (b"one", "")])
+def test_the_shards_of_one_that_has_failed_to_load_are_read_through(
+    data: bytes, said: str, memory: str
+) -> None:
+    """What a user has put there besides does not make it damaged."""
+    url = saved(memory, SHARDS)
+    fs = storage().place(url).fs
+    fs.pipe_file("/found/last.ckpt/__1_0.distcp", data)
+    fs.pipe_file("/found/last.ckpt/notes.txt", b"a user's")
+
+    seen = verified(url, is_doubted=True)
+
+    assert said in seen.rejected
+    assert bool(seen.rejected) == bool(said)
 
 
 @pytest.mark.parametrize(
