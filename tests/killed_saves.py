@@ -9,7 +9,8 @@ death is a real one.
 
 Effects are what a job asks of the system: that a file is opened, written, synchronised, renamed,
 linked or removed, that a directory is made or removed, and each request to S3. A process is killed
-*before* an effect, which is after the one before it; in a write, after half of it.
+*before* an effect, which is after the one before it; in a write, after half of it, and in a request
+that sends something, also after half of what it sends.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import sys
 import threading
 import traceback
 import warnings
+from asyncio import selector_events
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -241,6 +243,7 @@ class Killer(Callback):
         self._count = 0
         self._lock = threading.Lock()
         self._is_armed = False
+        self._halves = False
         self._write = os.write
         self._fsync = os.fsync
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -256,14 +259,17 @@ class Killer(Callback):
         self._is_armed = trainer.global_step == self._killed_at - 1
 
     def _effect(self, what: str, *, first: Callable[[], object] = lambda: None) -> None:
+        if self._is_next(what):
+            first()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_next(self, what: str) -> bool:
         if not self._is_armed:
-            return
+            return False
         with self._lock:
             self._count += 1
             self._write(self._log, f"{what}\n".encode())
-            if self._count == self._number:
-                first()
-                os.kill(os.getpid(), signal.SIGKILL)
+            return self._count == self._number
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event not in _AUDITED or not self._is_armed:
@@ -287,10 +293,35 @@ class Killer(Callback):
         call = s3fs.S3FileSystem._call_s3
 
         async def counted(fs: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-            self._effect(f"{method} {_shown(kwargs.get('Key', ''))}")
+            what = f"{method} {_shown(kwargs.get('Key', ''))}"
+            self._effect(what)
+            if "Body" in kwargs and self._is_next(f"half of {what}"):
+                self._halves = True
             return await call(fs, method, *args, **kwargs)
 
         s3fs.S3FileSystem._call_s3 = counted
+        self._send_half(vars(selector_events)["_SelectorSocketTransport"])
+
+    def _send_half(self, transport: Any) -> None:
+        """Die after half of the next body that any connection sends; headers are no body."""
+        send = transport.write
+
+        def write(connection: Any, data: Any) -> None:
+            body = _body(bytes(data)) if self._halves else b""
+            if body:
+                send(connection, bytes(data)[: len(data) - len(body) + len(body) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            send(connection, data)
+
+        transport.write = write
+        transport.writelines = lambda connection, pieces: write(connection, b"".join(pieces))
+
+
+def _body(data: bytes) -> bytes:
+    """Return what of a piece that is sent to an HTTP server is a request's body."""
+    if data.startswith((b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")):
+        return data.partition(b"\r\n\r\n")[2]
+    return data
 
 
 def _shown(path: str) -> str:

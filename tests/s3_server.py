@@ -139,21 +139,12 @@ def _never(method: str, path: str) -> bool:
     return False
 
 
-def _own_answer(
-    method: str,
-    path: str,
-    *,
-    denies: Callable[[str, str], bool],
-    forgets: Callable[[str, str], bool],
-) -> Answer | None:
-    """Return what is answered, None where the working server is to answer."""
-    if denies(method, path):
-        return ERRORS["403"]
-    if not forgets(method, path):
-        return None
+def _acknowledgement(request: Request) -> Answer:
+    """Return what says that a write was carried out, or an upload completed."""
     result = "CompleteMultipartUploadResult"
-    body = f"<{result}><ETag>&quot;new-2&quot;</ETag></{result}>" if method == "POST" else ""
-    return Answer(body=body.encode(), headers={"ETag": '"new"'})
+    completed = f"<{result}><ETag>&quot;new-2&quot;</ETag></{result}>"
+    body = completed.encode() if request.method == "POST" else b""
+    return Answer(status=200, body=body, headers={"ETag": '"new"'})
 
 
 @contextlib.contextmanager
@@ -172,8 +163,9 @@ def denying_server(
     """
 
     def answer(request: Request) -> Answer | None:
-        own = _own_answer(request.method, request.path, denies=denies, forgets=forgets)
-        return pass_on(request, server) if own is None else own
+        if forgets(request.method, request.path):
+            return _acknowledgement(request)
+        return ERRORS["403"] if denies(request.method, request.path) else pass_on(request, server)
 
     with serving(answer) as denying:
         yield FailingServer(denying)

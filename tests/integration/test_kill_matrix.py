@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.multiprocess, pytest.mark.tim
 PARTS = 2
 HANG_S = 800.0
 
+NAMED = {"LIGHTNING_RESILIENCE_RUN_ID": "the-run"}
+
 Row = dict[str, Any]
 
 
@@ -40,7 +42,6 @@ def run_cells(
     for part, bench in enumerate(benches):
         variables = {
             "LIGHTNING_RESILIENCE_SPOOL_DIR": f"{bench.home}/spool",
-            "LIGHTNING_RESILIENCE_RUN_ID": "the-run",
             **environment,
         }
         process = warm_python.start(
@@ -114,7 +115,7 @@ def test_on_a_filesystem(scene: str, warm_python: WarmPython, tmp_path: Path) ->
         home.mkdir()
         benches.append(Bench(home=str(home), folder=str(home / "checkpoints"), **LOCAL[scene]))
 
-    effects, rows = run_cells(warm_python, benches, {})
+    effects, rows = run_cells(warm_python, benches, NAMED)
 
     assert [wrong for row in rows for wrong in complaints(row, newest=newest_of(row))] == []
     assert {effect.split()[0] for effect in effects} >= {"open", "write", "fsync", "rename"}
@@ -130,7 +131,10 @@ def test_on_object_storage(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same; and of an upload in parts that has not ended, nothing is left to pay for."""
+    """The same; and of an upload in parts that has not ended, nothing is left to pay for.
+
+    One of the jobs has no run id, so that no two starts of it stage in the same directory.
+    """
     # Small parts, so that a small checkpoint has some.
     monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
     benches = []
@@ -141,10 +145,14 @@ def test_on_object_storage(
         bench = Bench(home=str(home), folder=folder, server=s3_server.url, parts=parts)
         benches.append(bench)
 
-    effects, rows = run_cells(warm_python, benches, s3_server.environment)
+    environment = {**s3_server.environment, **(NAMED if parts else {})}
+    effects, rows = run_cells(warm_python, benches, environment)
 
     assert [wrong for row in rows for wrong in complaints(row, newest=newest_of(row))] == []
     asked = {effect.split()[0] for effect in effects}
     sending = {"create_multipart_upload", "upload_part", "complete_multipart_upload"}
     assert asked >= {"delete_object", *(sending if parts else {"put_object"})}
+    sent = [effect for effect in effects if effect.startswith("half of ")]
+    whole = [effect for effect in effects if effect.split()[0] in {"put_object", "upload_part"}]
+    assert len(sent) == len(whole) > 0
     assert any(row["left"] for row in rows)

@@ -76,9 +76,19 @@ def test_a_checkpoint_of_another_name_stands_in(folder: str) -> None:
     assert ours.ckpt_path == f"{folder}/newest.ckpt"
 
 
-def test_checkpoints_of_which_none_is_chosen_are_no_warning(folder: str) -> None:
-    """What nobody vouches for is neither started from nor passed over in silence."""
+def test_one_of_another_name_without_a_manifest_is_gone_on_from(folder: str) -> None:
+    """Plain Lightning has written it, it is whole, and it is all there is."""
     fit(job(folder, steps=2, options=None, checkpoint={"save_last": False}))
+
+    ours = fit(job(folder, resume="last"))
+
+    assert ours.ckpt_path == f"{folder}/newest.ckpt"
+
+
+def test_checkpoints_of_which_none_is_chosen_are_no_warning(folder: str) -> None:
+    """What nobody can go on from is neither started from nor passed over in silence."""
+    options = {"save_last": False, "save_weights_only": True}
+    fit(job(folder, steps=2, options=None, checkpoint=options))
 
     with pytest.raises(CheckpointError, match=r"1 checkpoints with other names \(newest\.ckpt\)"):
         fit(job(folder, resume="last"))

@@ -150,16 +150,18 @@ def inspect(
     token.progress()
     with place.fs.open(place.path, "rb") as file:
         marked = MarkedFile(file, token)
+        buffered = io.BufferedReader(marked)
         try:
-            buffered = io.BufferedReader(marked)
             digest = contents_digest(buffered)
-            is_resumable = also_state and bool(digest) and holds_training_state(buffered)
         except DAMAGED as error:
             # A read that failed has shown nothing of the file.
             if marked.error is not None:
                 raise marked.error from error
             why = f"it is damaged or was not written to its end ({size_bytes} bytes): {error}"
             return Inspection(path=url, size_bytes=size_bytes, rejected=why)
+        is_resumable = also_state and bool(digest) and holds_training_state(buffered)
+        if marked.error is not None:
+            raise marked.error
     return Inspection(path=url, size_bytes=size_bytes, digest=digest, is_resumable=is_resumable)
 
 
@@ -217,7 +219,8 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool, is_doubted: boo
     except CorruptCheckpointError as error:
         return str(error)
     if manifest is None:
-        return (_damage(place, token, is_doubted=is_doubted) or None) if is_ours else None
+        reads_through = is_ours and (is_doubted or place.store.is_local)
+        return _looks_damaged(place, token) if reads_through else None
     found = _found(place, manifest, token, is_doubted=is_doubted)
     if found is None:
         return ""
@@ -228,20 +231,14 @@ def _differs(place: Place, token: CancelToken, *, is_ours: bool, is_doubted: boo
     return ""
 
 
-def _damage(place: Place, token: CancelToken, *, is_doubted: bool) -> str:
-    """Return what is wrong with a file that nobody has described; empty for nothing.
-
-    What is not local is read through only where a load of it has found damage.
-    """
-    if not (place.store.is_local or is_doubted):
-        return ""
-    item = find_info(place.fs, place.path) if is_doubted else None
-    is_tree = Path(place.path).is_dir() if item is None else item["type"] == "directory"
-    if is_tree:
-        return ""
+def _looks_damaged(place: Place, token: CancelToken) -> str | None:
+    """Read through what has no manifest; return why it is damaged, None where it looks whole."""
+    item = find_info(place.fs, place.path)
+    if item is None or item["type"] == "directory":
+        return None
     with place.fs.open(place.path, "rb") as file:
         state, reason = of_undescribed(Form.FILE, {"": examine(file, token)})
-    return reason if state is State.CORRUPT else ""
+    return reason if state is State.CORRUPT else None
 
 
 def _found(

@@ -7,11 +7,12 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
+from typing import Any
 
 import pytest
 import torch
 
-from lightning_resilience.adapters.contents import contents_digest
+from lightning_resilience.adapters.contents import contents_digest, holds_training_state
 
 
 def saved(value: float, *, legacy: bool = False) -> bytes:
@@ -80,3 +81,25 @@ def test_what_begins_as_no_checkpoint_does_is_damaged(data: bytes) -> None:
 def test_another_format_has_no_digest(data: bytes) -> None:
     """That is no damage: whoever knows the format will tell."""
     assert digest_of(data) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "holds"),
+    [
+        ({"state_dict": {}, "optimizer_states": []}, True),
+        ({"state_dict": {"weight": torch.zeros(2)}, "global_step": 3}, False),
+    ],
+    ids=["a run can go on from it", "weights only"],
+)
+def test_what_a_run_can_go_on_from_is_known_without_making_anything_of_it(
+    content: dict[str, Any],
+    holds: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    """By what Lightning always saves beside weights; a damaged record says nothing."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    damaged = bytearray(buffer.getvalue())
+    damaged[damaged.index(b"state_dict")] ^= 1
+
+    assert holds_training_state(buffer) == holds
+    assert not holds_training_state(io.BytesIO(bytes(damaged)))

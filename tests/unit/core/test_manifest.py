@@ -60,6 +60,7 @@ def test_a_manifest_says_what_where_from_and_when() -> None:
         "step": 4,
         "epoch": 1,
         "run": "run-7",
+        "training": "",
         "versions": {"torch": "2.13.0"},
     }
 
