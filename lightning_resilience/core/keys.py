@@ -15,6 +15,11 @@ key                                             value
 ``lr/<run>/slot/<dependency>/<j>``              ``SlotRecord``: who may call, one cell a slot
 ``lr/<run>/turn/<dependency>``                  counter: tickets of who waits for a slot, a hint
 ``lr/<run>/budget/<dependency>``                ``BudgetRecord``: retries of the whole job
+``lr/<run>/restarts``                           ``RestartRecord``: of the whole job
+``lr/<run>/incarnation``                        ``IncarnationRecord``: the present start
+``lr/<run>/progress``                           ``ProgressRecord``: only ever further
+``lr/<run>/acknowledged/<node>``                the node has read how the job has ended
+``lr/<run>/i<inc>/go/0``                        ``GoRecord``: agents may join again, write-once
 ``lr/<run>/i<inc>/arrived/<rank>``              number of the joint operation that the rank is at
 ``lr/<run>/i<inc>/gate/<seq>/<round>``          ``GateRecord``, write-once
 ``lr/<run>/i<inc>/beat/<rank>``                 changes while the rank works
@@ -80,6 +85,25 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     def budget(self, dependency: str) -> str:
         """Key of a dependency's retry budget."""
         return f"lr/{self.run_id}/budget/{dependency}"
+
+    @property
+    def restarts(self) -> str:
+        """Key of the record of restarts."""
+        return f"lr/{self.run_id}/restarts"
+
+    @property
+    def present(self) -> str:
+        """Key that names the present start of the workers."""
+        return f"lr/{self.run_id}/incarnation"
+
+    @property
+    def progress(self) -> str:
+        """Key of how far the job has come."""
+        return f"lr/{self.run_id}/progress"
+
+    def acknowledged(self, node: int) -> str:
+        """Key that a node sets once it has read how the job has ended."""
+        return f"lr/{self.run_id}/acknowledged/{node}"
 
     def joint(self, part: str, number: int, last: int | None = None) -> str:
         """Key of a part of joint operations in this incarnation.
