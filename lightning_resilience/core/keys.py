@@ -15,9 +15,11 @@ key                                             value
 ``lr/<run>/slot/<dependency>/<j>``              ``SlotRecord``: who may call, one cell a slot
 ``lr/<run>/turn/<dependency>``                  counter: tickets of who waits for a slot, a hint
 ``lr/<run>/budget/<dependency>``                ``BudgetRecord``: retries of the whole job
+``lr/owner``                                    ``OwnerRecord``: of the store's host, write-once
 ``lr/<run>/restarts``                           ``RestartRecord``: of the whole job
 ``lr/<run>/incarnation``                        ``IncarnationRecord``: the present start
 ``lr/<run>/progress``                           ``ProgressRecord``: only ever further
+``lr/<run>/storage``                            ``StorageRecord``: what a restart waits for
 ``lr/<run>/acknowledged/<node>``                the node has read how the job has ended
 ``lr/<run>/i<inc>/go/0``                        ``GoRecord``: agents may join again, write-once
 ``lr/<run>/i<inc>/arrived/<rank>``              number of the joint operation that the rank is at
@@ -87,6 +89,11 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         return f"lr/{self.run_id}/budget/{dependency}"
 
     @property
+    def owner(self) -> str:
+        """Key that says whose store this is; the only one that all runs have in common."""
+        return "lr/owner"
+
+    @property
     def restarts(self) -> str:
         """Key of the record of restarts."""
         return f"lr/{self.run_id}/restarts"
@@ -100,6 +107,11 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
     def progress(self) -> str:
         """Key of how far the job has come."""
         return f"lr/{self.run_id}/progress"
+
+    @property
+    def storage(self) -> str:
+        """Key of what the workers load and save."""
+        return f"lr/{self.run_id}/storage"
 
     def acknowledged(self, node: int) -> str:
         """Key that a node sets once it has read how the job has ended."""

@@ -37,9 +37,11 @@ __all__ = [
     "GoRecord",
     "IncarnationRecord",
     "ProgressRecord",
+    "StorageRecord",
     "advanced",
     "first_contact_s",
     "incarnation_of",
+    "lost",
     "next_incarnation",
     "restart_delay_s",
 ]
@@ -88,6 +90,20 @@ class GoRecord(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
 
 
+class StorageRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workers of a job load and save, as they have told it: a restart waits for it.
+
+    Args:
+        v: Version of the format.
+        urls: Directories of checkpoints, without credentials.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    urls: tuple[str, ...] = ()
+    writer: str
+
+
 class ProgressRecord(msgspec.Struct, frozen=True, kw_only=True):
     """How far the job has come; only ever further.
 
@@ -119,6 +135,16 @@ def incarnation_of(before: str, *, nodes: int, nonce: str) -> IncarnationRecord:
     return IncarnationRecord(
         incarnation=next_incarnation(before, nonce=nonce), nodes=nodes, writer=nonce
     )
+
+
+def lost(over: IncarnationRecord | None, there: int | None) -> int:
+    """Return how many nodes of a start of the workers are not there any more.
+
+    Args:
+        over: That start; None before the first.
+        there: Nodes that are there now; None where nobody knows.
+    """
+    return 0 if over is None or there is None else max(0, over.nodes - there)
 
 
 def advanced(found: ProgressRecord, told: ProgressRecord) -> ProgressRecord | None:

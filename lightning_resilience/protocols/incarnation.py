@@ -5,7 +5,7 @@
 ::
 
     a round of the rendezvous is complete
-        node 0      names it, write-once, under the name of the round ──▶ lr/<run>/incarnation
+        node 0      names it, write-once, in the round's own store, and announces it
         the others  read that
     the workers     tell how far they have come, rank 0 after each verified checkpoint
     the job ends    each agent acknowledges the ending; the one that hosts the store leaves last
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "ROUND_KEY",
     "acknowledge",
+    "announce",
     "await_acknowledged",
     "name_round",
     "present",
@@ -42,6 +44,9 @@ __all__ = [
     "read_name",
     "tell_progress",
 ]
+
+ROUND_KEY: Final = "lr/incarnation"
+"""In the store that the rendezvous has made for one round."""
 
 _POLL_BASE_S: Final = 0.02
 _POLL_CAP_S: Final = 1.0
@@ -53,41 +58,46 @@ def present(keys: Keys) -> Protocol[IncarnationRecord | None]:
     return None if raw is None else decode(IncarnationRecord, raw, key=keys.present)
 
 
-def name_round(keys: Keys, round_key: str, *, nodes: int, before: str) -> Protocol[str]:
-    """Name the start of the workers that begins. On node 0 of a round.
+def name_round(*, nodes: int, before: str) -> Protocol[IncarnationRecord]:
+    """Name the start of the workers that begins. On node 0 of a round, in the round's own store.
 
     Args:
-        keys: Names of the keys of this run.
-        round_key: A key that belongs to this round of the rendezvous.
         nodes: How many nodes have part in it.
         before: The incarnation before, as this agent knows it; empty for the first.
 
     Returns:
-        Its name; the one that stands, where this agent has named the round before.
+        Its record; the one that stands, where this agent has named the round before.
 
     Raises:
         StoreUnavailableError: The store did not answer.
     """
     nonce: str = yield Nonce()
     mine = encode(incarnation_of(before, nodes=nodes, nonce=nonce))
-    written = yield from create(round_key, mine)
-    record = decode(IncarnationRecord, written.raw, key=round_key)
+    written = yield from create(ROUND_KEY, mine)
+    return decode(IncarnationRecord, written.raw, key=ROUND_KEY)
+
+
+def announce(keys: Keys, record: IncarnationRecord) -> Protocol[None]:
+    """Tell which start of the workers is the present one. On node 0, in the job's store.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    mine = encode(record)
 
     def change(found: bytes, writer: str) -> bytes | None:
+        # Its writer is the one that has named it: what is announced is said once.
         del writer
-        return None if found == written.raw else written.raw
+        return None if found == mine else mine
 
-    # Order: after the round's own, so that whoever reads this finds that it was named.
-    there = yield from create(keys.present, written.raw)
+    there = yield from create(keys.present, mine)
     yield from update(keys.present, there.raw, change)
-    return record.incarnation
 
 
-def read_name(round_key: str, *, deadline_at_s: float) -> Protocol[str]:
-    """Return the name that node 0 has given to this start of the workers.
+def read_name(*, deadline_at_s: float) -> Protocol[IncarnationRecord]:
+    """Return the name that node 0 has given to a start of the workers, in the round's own store.
 
     Args:
-        round_key: A key that belongs to this round of the rendezvous.
         deadline_at_s: When to give up, on this process's clock.
 
     Raises:
@@ -96,9 +106,9 @@ def read_name(round_key: str, *, deadline_at_s: float) -> Protocol[str]:
     """
     attempt = 0
     while True:
-        raw: bytes | None = yield Get(round_key)
+        raw: bytes | None = yield Get(ROUND_KEY)
         if raw is not None:
-            return decode(IncarnationRecord, raw, key=round_key).incarnation
+            return decode(IncarnationRecord, raw, key=ROUND_KEY)
         now_s: float = yield Now()
         if now_s >= deadline_at_s:
             message = (

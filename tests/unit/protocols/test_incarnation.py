@@ -15,6 +15,7 @@ from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.incarnation import (
     acknowledge,
+    announce,
     await_acknowledged,
     name_round,
     present,
@@ -26,7 +27,6 @@ from tests.scripted_driver import Crash, Fault, Lost, Task, World, run
 
 
 KEYS = Keys(run_id="run", incarnation="")
-ROUND = "round/7"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -34,53 +34,51 @@ def test_all_nodes_of_a_round_have_the_same_name(seed: int) -> None:
     """Node 0 gives it, whenever it comes; the others wait for that."""
     world = World(seed=seed)
     readers = [
-        world.spawn(read_name(ROUND, deadline_at_s=1e9), name=name, at_s=0.3 * name)
+        world.spawn(read_name(deadline_at_s=1e9), name=name, at_s=0.3 * name)
         for name in range(1, 4)
     ]
-    giver = world.spawn(name_round(KEYS, ROUND, nodes=4, before="3-x"), at_s=2.0)
+    giver = world.spawn(name_round(nodes=4, before="3-x"), at_s=2.0)
     world.run()
 
     assert {task.result for task in readers} == {giver.result}
-    assert giver.result.startswith("4-")
-    there = run(present(KEYS), world)
-    assert isinstance(there, IncarnationRecord)
-    assert (there.incarnation, there.nodes) == (giver.result, 4)
+    assert giver.result.incarnation.startswith("4-")
+    assert giver.result.nodes == 4
 
 
 def test_a_round_has_one_name_however_often_it_is_given() -> None:
     """An agent whose answer was lost asks again."""
 
     def lose(task: Task, at: int, effect: Any) -> Fault | None:
-        del task
-        return Lost() if at == 1 and isinstance(effect, fx.CompareAndSet) else None
+        del task, at
+        return Lost() if isinstance(effect, fx.CompareAndSet) else None
 
     world = World(fault=lose)
-    first = world.spawn(name_round(KEYS, ROUND, nodes=2, before=""))
+    first = world.spawn(name_round(nodes=2, before=""))
     world.run()
     world.fault = lambda *_: None
-    again = run(name_round(KEYS, ROUND, nodes=2, before=""), world)
+    again = run(name_round(nodes=2, before=""), world)
 
     assert isinstance(first.error, StoreUnavailableError)
-    assert again == run(read_name(ROUND, deadline_at_s=1e9), world)
+    assert again == run(read_name(deadline_at_s=1e9), world)
 
 
-def test_the_next_round_has_another_name() -> None:
-    """And that is the present one then."""
-    world = World()
-    first = run(name_round(KEYS, "round/1", nodes=2, before=""), world)
-    second = run(name_round(KEYS, "round/2", nodes=3, before=first), world)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_present_start_is_the_one_that_was_announced_last(seed: int) -> None:
+    """Announced once more, nothing changes."""
+    world = World(seed=seed)
+    names = [IncarnationRecord(incarnation=f"{n}-x", nodes=n, writer=f"{n}") for n in (1, 2, 2)]
 
-    assert first != second
-    there = run(present(KEYS), world)
-    assert there is not None
-    assert (there.incarnation, there.nodes) == (second, 3)
+    for name in names:
+        run(announce(KEYS, name), world)
+
+    assert run(present(KEYS), world) == names[-1]
 
 
 def test_a_round_without_its_node_0_is_made_anew() -> None:
     """The others do not wait for ever, and say what to think of it."""
     world = World(fault=lambda task, at, _effect: Crash() if task.name == 0 and at == 1 else None)
-    world.spawn(name_round(KEYS, ROUND, nodes=2, before=""), name=0)
-    other = world.spawn(read_name(ROUND, deadline_at_s=1030.0), name=1)
+    world.spawn(name_round(nodes=2, before=""), name=0)
+    other = world.spawn(read_name(deadline_at_s=1030.0), name=1)
     world.run()
 
     assert isinstance(other.error, StoreUnavailableError)
