@@ -25,13 +25,13 @@ from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHand
 from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.agent_view import is_failing, worker_exits
-from lightning_resilience.adapters.reason_file import write_reason
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
+from lightning_resilience.adapters.rendezvous_end import leave
 from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.config import read_environment
 from lightning_resilience.core.evidence import one_line
-from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.exit_codes import ExitCode, may_start_again
 from lightning_resilience.core.joining import JoinFailure, Joining, Watch, ending_of
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, lost
@@ -39,9 +39,7 @@ from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.errors import ConfigError, StoreUnavailableError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.incarnation import (
-    acknowledge,
     announce,
-    await_acknowledged,
     name_round,
     read_name,
 )
@@ -167,6 +165,9 @@ class ResilientHandler(RendezvousHandler):
         failure = failure_of(error)
         if failure is None:
             raise error
+        if failure is JoinFailure.CLOSED and self._memory is not None:
+            # Whoever ends the job for all closes the rendezvous, for those who wait in it.
+            self._remember(self._memory.keys.incarnation)
         now_s = self._clock.now_s()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=self._dice.draw())
         if pause_s is None:
@@ -187,7 +188,7 @@ class ResilientHandler(RendezvousHandler):
         over = self._round
         if over is None:
             if self._connection.is_early:
-                self._remember("")
+                self._begin()
             return
         memory, store = self._remember(over.incarnation), self._connection.store()
         if not self._is_called:
@@ -228,14 +229,25 @@ class ResilientHandler(RendezvousHandler):
             SystemExit: The job has ended.
         """
         store = self._connection.store()
-        memory = Memory(store.keys(incarnation), mirror=mirror_of(self._options, store))
-        if self._memory is not None:
-            memory.seen, memory.sighting = self._memory.seen, self._memory.sighting
-        self._memory = memory
+        memory = self._memory = self._memory_of(incarnation, store)
         record = store.run(restart_record.read(memory))
         if record.ending is not None:
             self._leave(record.ending)
         return memory
+
+    def _memory_of(self, incarnation: str, store: AgentStore) -> Memory:
+        memory = Memory(store.keys(incarnation), mirror=mirror_of(self._options, store))
+        if self._memory is not None:
+            memory.seen, memory.sighting = self._memory.seen, self._memory.sighting
+        return memory
+
+    def _begin(self) -> None:
+        """Look, before the first round, whether a person has to release the job first."""
+        store = self._connection.store()
+        self._memory = self._memory_of("", store)
+        ending = store.run(restart_record.start(self._memory))
+        if ending is not None:
+            self._leave(ending)
 
     def _enter(self, info: RendezvousInfo) -> None:
         """Learn the name of this start of the workers, and hand it on to them."""
@@ -377,19 +389,7 @@ class ResilientHandler(RendezvousHandler):
 
     def _leave(self, ending: Ending) -> NoReturn:
         """Leave with a status, and say why."""
-        _log.error("the job has ended with status %d: %s", ending.code, ending.reason)
-        write_reason(self._options.termination_log, ending, run_id=self._run_id)
-        try:
-            self._let_others_read()
-        except RETRYABLE as error:
-            _log.debug("the store has gone already: %s", error)
-        raise SystemExit(int(ending.code))
-
-    def _let_others_read(self) -> None:
-        store = self._connection.store()
+        if not may_start_again(ending.code):
+            self.set_closed()
         nodes = 1 if self._round is None else self._round.nodes
-        keys = store.keys("")
-        store.run(acknowledge(keys, self._node))
-        if self._connection.hosts_store:
-            linger_s = self._options.restart.linger_s
-            store.run(await_acknowledged(keys, nodes, linger_s=linger_s))
+        leave(self._connection, ending, options=self._options, node=self._node, nodes=nodes)

@@ -84,6 +84,11 @@ class Connection:
         self._store: AgentStore | None = None
 
     @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self._parameters.run_id
+
+    @property
     def is_early(self) -> bool:
         """Whether the job's store is there before the first round is."""
         return self._named_store is not None or self._options.inner != "static"

@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.exit_codes import ExitCode, may_start_again
 from lightning_resilience.core.incident import IncidentKind, note_of
 from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.records import VERSION
@@ -69,6 +69,7 @@ __all__ = [
     "outranks",
     "rebuilt",
     "released",
+    "started_again",
 ]
 
 _MOST_CHARGES: Final = 64
@@ -289,6 +290,17 @@ def carried_over(kept: RestartRecord) -> RestartRecord:
 def ended(record: RestartRecord, ending: Ending, *, writer: str) -> RestartRecord:
     """Return the record of a job that has ended so; the same where it has ended before."""
     return record if record.ending is not None else _written(record, writer, ending=ending)
+
+
+def started_again(record: RestartRecord, *, writer: str) -> RestartRecord:
+    """Return the record for an agent that begins; the same where that may not start again.
+
+    In a store that outlives the job, an ending would stand for ever. One that lets a scheduler
+    start the job again has been heeded when somebody does.
+    """
+    if record.ending is None or not may_start_again(record.ending.code):
+        return record
+    return _written(record, writer, ending=None)
 
 
 def released(record: RestartRecord, *, writer: str) -> RestartRecord:

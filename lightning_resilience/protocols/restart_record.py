@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["Memory", "Mirror", "charge", "end", "look", "read"]
+__all__ = ["Memory", "Mirror", "charge", "end", "look", "read", "start"]
 
 _ROUNDS: Final = 4
 """Each loses to a store that came back empty, or to a dozen other agents in a row."""
@@ -159,6 +159,20 @@ def charge(memory: Memory, config: RestartConfig, closed: Closed) -> Protocol[Ru
         return quota.charge(config, record, closed, unchanged_s=unchanged_s, writer=writer)
 
     return (yield from _change(memory, rule))
+
+
+def start(memory: Memory) -> Protocol[Ending | None]:
+    """Read the record as an agent that begins; return how the job has ended, if that still holds.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+
+    def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
+        del unchanged_s
+        return quota.Ruling(record=quota.started_again(record, writer=writer), number=0)
+
+    return (yield from _change(memory, rule)).ending
 
 
 def end(memory: Memory, ending: Ending) -> Protocol[Ending]:
