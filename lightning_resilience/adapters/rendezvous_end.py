@@ -46,15 +46,12 @@ def leave(
     _log.error("the job has ended with status %d: %s", ending.code, ending.reason)
     write_reason(options.termination_log, ending, run_id=connection.run_id)
     try:
-        _let_others_read(connection, node=node, nodes=nodes, linger_s=options.restart.linger_s)
+        store = connection.store()
+        keys = store.keys(ending.incarnation)
+        store.run(acknowledge(keys, node))
+        if connection.hosts_store:
+            linger_s = options.restart.linger_s
+            store.run(await_acknowledged(keys, nodes, linger_s=linger_s))
     except RETRYABLE as error:
         _log.debug("the store has gone already: %s", error)
     raise SystemExit(int(ending.code))
-
-
-def _let_others_read(connection: Connection, *, node: int, nodes: int, linger_s: float) -> None:
-    store = connection.store()
-    keys = store.keys("")
-    store.run(acknowledge(keys, node))
-    if connection.hosts_store:
-        store.run(await_acknowledged(keys, nodes, linger_s=linger_s))

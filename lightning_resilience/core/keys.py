@@ -20,7 +20,7 @@ key                                             value
 ``lr/<run>/incarnation``                        ``IncarnationRecord``: the present start
 ``lr/<run>/progress``                           ``ProgressRecord``: only ever further
 ``lr/<run>/storage``                            ``StorageRecord``: what a restart waits for
-``lr/<run>/acknowledged/<node>``                the node has read how the job has ended
+``lr/<run>/i<inc>/acknowledged/<node>``         the node has read how the job has ended
 ``lr/<run>/i<inc>/go/0``                        ``GoRecord``: agents may join again, write-once
 ``lr/<run>/i<inc>/arrived/<rank>``              number of the joint operation that the rank is at
 ``lr/<run>/i<inc>/gate/<seq>/<round>``          ``GateRecord``, write-once
@@ -113,16 +113,13 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         """Key of what the workers load and save."""
         return f"lr/{self.run_id}/storage"
 
-    def acknowledged(self, node: int) -> str:
-        """Key that a node sets once it has read how the job has ended."""
-        return f"lr/{self.run_id}/acknowledged/{node}"
-
     def joint(self, part: str, number: int, last: int | None = None) -> str:
         """Key of a part of joint operations in this incarnation.
 
         Args:
             part: Which part.
             number: The operation's number; for ``arrived``, ``beat`` and ``left``, the rank; for
+                ``acknowledged``, the node; for
                 ``asked`` and ``agenda``, the item's; for ``halt`` and ``place``, the validation's.
             last: The rank or the round, where there is one per rank or round.
         """

@@ -153,7 +153,7 @@ def progress_of(keys: Keys) -> Protocol[ProgressRecord | None]:
 
 def acknowledge(keys: Keys, node: int) -> Protocol[None]:
     """Say that this node has read how the job has ended."""
-    yield Set(keys.acknowledged(node), b"1")
+    yield Set(keys.joint("acknowledged", node), b"1")
 
 
 def await_acknowledged(keys: Keys, nodes: int, *, linger_s: float) -> Protocol[bool]:
@@ -167,7 +167,7 @@ def await_acknowledged(keys: Keys, nodes: int, *, linger_s: float) -> Protocol[b
     Returns:
         Whether all have.
     """
-    names = tuple(keys.acknowledged(node) for node in range(nodes))
+    names = tuple(keys.joint("acknowledged", node) for node in range(nodes))
     started_at_s: float = yield Now()
     attempt = 0
     while True:
