@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ __all__ = [
     "parse_store_url",
     "read_environment",
     "refuse_unknown",
+    "refuse_unknown_arguments",
 ]
 
 CONFIGS: Final[tuple[type[Any], ...]] = (
@@ -263,6 +265,22 @@ def refuse_unknown(owner: str, options: Mapping[str, object], *, allowed: Sequen
         f"Allowed are: {', '.join(allowed)}."
     )
     raise ConfigError(message)
+
+
+def refuse_unknown_arguments(kind: type[Any], unknown: Mapping[str, object]) -> None:
+    """Refuse keywords that the signature of ``kind`` does not name: it is the list of its options.
+
+    Args:
+        kind: The class that is made.
+        unknown: Names and values of what else it was given.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if unknown:
+        parameters = inspect.signature(kind).parameters.values()
+        named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+        refuse_unknown(kind.__name__, unknown, allowed=named)
 
 
 def _shown(value: object) -> str:

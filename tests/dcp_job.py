@@ -23,8 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from lightning_resilience import ResilientReader, ResilientWriter
-from tests import faulty_filesystem
-from tests.lightning_job import BREAKER
+from tests import faulty_filesystem, lightning_job
 from tests.session_job import make_the_node_faulty
 
 
@@ -33,15 +32,16 @@ if TYPE_CHECKING:
 
 
 RETRY: Mapping[str, Any] = {
-    "base_delay_s": 0.05,
-    "max_delay_s": 0.2,
-    "throttle_base_delay_s": 0.1,
+    **lightning_job.RETRY,
     "max_attempts": 3,
     "deadline_s": 8.0,
     "stall_timeout_s": 5.0,
 }
 JOINT: Mapping[str, Any] = {"joint_timeout_s": 6.0, "joint_beat_s": 0.2}
-OPTIONS: Mapping[str, Any] = {"retry": RETRY, "breaker": {**BREAKER, "trip_failures": 2}}
+OPTIONS: Mapping[str, Any] = {
+    "retry": RETRY,
+    "breaker": {**lightning_job.BREAKER, "trip_failures": 2},
+}
 ROWS, COLUMNS = 8, 4
 
 _log = logging.getLogger(__name__)

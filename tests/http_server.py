@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
+    import socketserver
     from collections.abc import Callable, Iterator, Mapping
 
 
@@ -28,13 +31,18 @@ class Request:
         method: ``PUT`` and the like.
         path: Path with query.
         headers: Its headers.
+        body: What it brought.
         at_s: When it arrived, on the monotonic clock that all processes of a host share.
     """
 
     method: str
     path: str
     headers: Mapping[str, str]
+    body: bytes
     at_s: float
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +60,6 @@ class Serving:
 
     url: str
     requests: list[Request] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
 
 
 def s3_error(status: int, code: str, **headers: str) -> Answer:
@@ -63,8 +70,20 @@ def s3_error(status: int, code: str, **headers: str) -> Answer:
 
 
 @contextlib.contextmanager
-def serving(answer: Callable[[Request], Answer]) -> Iterator[Serving]:
-    """Run a server; ``answer`` is called for one request at a time."""
+def in_background(server: socketserver.BaseServer, *, poll_s: float = 0.05) -> Iterator[None]:
+    """Let a server answer in a thread, until the block ends."""
+    thread = threading.Thread(target=server.serve_forever, args=(poll_s,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@contextlib.contextmanager
+def serving(answer: Callable[[Request], Answer | None]) -> Iterator[Serving]:
+    """Run a server; ``answer`` is called for one request at a time, and with None resets."""
     lock = threading.Lock()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -76,15 +95,22 @@ def serving(answer: Callable[[Request], Answer]) -> Iterator[Serving]:
                 method=self.command,
                 path=self.path,
                 headers=dict(self.headers.items()),
+                body=self.rfile.read(int(self.headers.get("Content-Length") or 0)),
                 at_s=time.monotonic(),
             )
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             # No thread waits for a next request on this connection when the test ends.
             self.close_connection = True
             with lock:
                 found = answer(request)
                 state.requests.append(request)
-                state.answers.append(found)
+            if found is None:
+                # Linger 0: close sends RST instead of FIN.
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            else:
+                self.send(found)
+
+        def send(self, found: Answer) -> None:
             self.send_response(found.status)
             length = {"Content-Length": str(len(found.body)), "Connection": "close"}
             for name, value in {**length, **found.headers}.items():
@@ -102,13 +128,7 @@ def serving(answer: Callable[[Request], Answer]) -> Iterator[Serving]:
         # Many ranks come in the same instant; none of them is to be refused by the kernel.
         request_queue_size = 128
 
-    server = Server(("127.0.0.1", 0), Handler)
-    state = Serving(url=f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with Server(("127.0.0.1", 0), Handler) as server:
+        state = Serving(url=f"http://127.0.0.1:{server.server_address[1]}")
+        with in_background(server):
+            yield state

@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import http.server
-import socket
-import struct
-import threading
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.http_server import Answer, s3_error, serving
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.http_server import Request, Serving
 
 
 REGION = "us-east-1"
@@ -90,12 +90,25 @@ def bucket(s3_server: S3Server) -> str:
     return s3_server.new_bucket()
 
 
-@dataclass
+@dataclass(frozen=True)
 class FailingServer:
-    """A server that answers every request with the same failure, and counts them."""
+    """A server that refuses, and keeps what it was asked.
 
-    url: str
-    requests: list[str] = field(default_factory=list)
+    Args:
+        serving: The server under it.
+    """
+
+    serving: Serving
+
+    @property
+    def requests(self) -> list[str]:
+        """Method and path of every request."""
+        return [str(request) for request in self.serving.requests]
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self.serving.url
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -103,61 +116,21 @@ class FailingServer:
         return S3Server(url=self.url).storage_options
 
 
-ERRORS = {
-    "503": (503, "SlowDown", {"Retry-After": "7"}),
-    "500": (500, "InternalError", {}),
-    "403": (403, "AccessDenied", {}),
-    "expired": (400, "ExpiredToken", {}),
+ERRORS: dict[str, Answer | None] = {
+    "503": s3_error(503, "SlowDown", Retry_After="7"),
+    "500": s3_error(500, "InternalError"),
+    "403": s3_error(403, "AccessDenied"),
+    "expired": s3_error(400, "ExpiredToken"),
+    "reset": None,
 }
-"""What a failing server can answer, besides ``reset``: status, code, headers."""
+"""What a failing server can answer."""
 
 
 @contextlib.contextmanager
 def failing_server(mode: str) -> Iterator[FailingServer]:
-    """Run a server that answers with one of ``ERRORS``, or resets every connection (``reset``)."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        # Clients of HTTP/1.0 servers wait in vain for "100 Continue".
-        protocol_version = "HTTP/1.1"
-
-        def handle_one(self) -> None:
-            failing.requests.append(f"{self.command} {self.path}")
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            # No thread waits for a next request on this connection when the test ends.
-            self.close_connection = True
-            if mode == "reset":
-                # Linger 0: close sends RST instead of FIN.
-                linger = struct.pack("ii", 1, 0)
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                return
-            status, code, headers = ERRORS[mode]
-            body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-            self.send_response(status)
-            for name, value in {
-                **headers,
-                "Content-Length": str(len(body)),
-                "Connection": "close",
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_one  # noqa: N815 - http.server's names
-
-        def log_message(self, *_: Any) -> None:
-            """Keep the test's output clean."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    failing = FailingServer(url=f"http://127.0.0.1:{server.server_address[1]}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield failing
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    """Run a server that answers with one of ``ERRORS``."""
+    with serving(lambda _: ERRORS[mode]) as refusing:
+        yield FailingServer(refusing)
 
 
 @contextlib.contextmanager
@@ -168,53 +141,26 @@ def denying_server(server: S3Server, denies: Callable[[str, str], bool]) -> Iter
         server: The server that works.
         denies: Tells by method, and path with its query, whether a request is denied.
     """
-    upstream = server.url.removeprefix("http://")
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request: Request) -> Answer | None:
+        return ERRORS["403"] if denies(request.method, request.path) else pass_on(request, server)
 
-        def handle_one(self) -> None:
-            denying.requests.append(f"{self.command} {self.path}")
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.close_connection = True
-            if denies(self.command, self.path):
-                denied = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
-                self.answer(403, {}, denied)
-                return
-            connection = http.client.HTTPConnection(upstream, timeout=30)
-            try:
-                connection.request(self.command, self.path, body, dict(self.headers))
-                found = connection.getresponse()
-                self.answer(found.status, dict(found.getheaders()), found.read())
-            finally:
-                connection.close()
+    with serving(answer) as denying:
+        yield FailingServer(denying)
 
-        def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
-            self.send_response(status)
-            own = {"content-length", "connection", "date", "server", "transfer-encoding"}
-            for name, value in headers.items():
-                if name.lower() not in own:
-                    self.send_header(name, value)
-            # The length of what a HEAD is about, which has no body.
-            length = headers.get("Content-Length", "0") if self.command == "HEAD" else len(body)
-            self.send_header("Content-Length", str(length))
-            self.send_header("Connection", "close")
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
 
-        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_one  # noqa: N815 - http.server's names
-
-        def log_message(self, *_: Any) -> None:
-            """Keep the test's output clean."""
-
-    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    denying = FailingServer(url=f"http://127.0.0.1:{proxy.server_address[1]}")
-    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
+def pass_on(request: Request, server: S3Server) -> Answer:
+    """Return what another server answers to a request."""
+    connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
     try:
-        yield denying
+        connection.request(request.method, request.path, request.body, dict(request.headers))
+        found = connection.getresponse()
+        body = found.read()
     finally:
-        proxy.shutdown()
-        proxy.server_close()
-        thread.join()
+        connection.close()
+    # What our own connection says of itself, and the length of what a HEAD is about.
+    own = {"connection", "date", "server", "transfer-encoding"}
+    if request.method != "HEAD":
+        own.add("content-length")
+    headers = {name: value for name, value in found.getheaders() if name.lower() not in own}
+    return Answer(status=found.status, body=body, headers=headers)

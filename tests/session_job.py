@@ -38,7 +38,7 @@ from lightning_resilience.protocols.joint import Member
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 from tests.faulty_filesystem import FaultPlan
-from tests.lightning_job import BREAKER, our_threads
+from tests.lightning_job import BREAKER, RETRY, our_threads
 
 
 if TYPE_CHECKING:
@@ -52,15 +52,7 @@ JOINT_TIMEOUT_S = 4.0
 """A rank that is stopped by a busy machine for this long is taken for lost."""
 TOGETHER_S = 60.0
 
-RETRY = RetryPolicy(
-    base_delay_s=0.05,
-    max_delay_s=0.2,
-    throttle_base_delay_s=0.1,
-    stall_timeout_s=STALL_S,
-    deadline_s=DEADLINE_S,
-)
-
-
+HASTY = {**RETRY, "stall_timeout_s": STALL_S, "deadline_s": DEADLINE_S}
 NO_CIRCUIT = {**BREAKER, "trip_failures": 100}
 """A cell ends with what its rank has met last: not with a circuit that was opened by then."""
 
@@ -217,7 +209,11 @@ def open_session(job: ShardJob, rank: int) -> Session:
     )
     return Session(
         member=member,
-        policy=Policy(retry=RETRY, breaker=build(BreakerConfig, NO_CIRCUIT), classify=classify),
+        policy=Policy(
+            retry=build(RetryPolicy, HASTY),
+            breaker=build(BreakerConfig, NO_CIRCUIT),
+            classify=classify,
+        ),
         driver=driver,
         storage=Storage({}, spool=spool, run_id=job.run_id, stall_timeout_s=STALL_S),
     )

@@ -14,9 +14,8 @@ beginning of ``read_metadata`` in one short gathering of their own, before anyth
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -24,22 +23,20 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from lightning_resilience.adapters.dcp_end import DcpEnd
 from lightning_resilience.adapters.dcp_loading import (
     Find,
     ReadMetadata,
     ShardFetch,
     manifest_told,
 )
-from lightning_resilience.adapters.dcp_options import check_dcp_options, check_directory
 from lightning_resilience.adapters.dcp_plain import take_over_reading
 from lightning_resilience.adapters.dcp_session import Seat, seat
 from lightning_resilience.adapters.dcp_thread import CallersThread
 from lightning_resilience.adapters.dcp_verdict import SharedFailure
 from lightning_resilience.adapters.lightning.work import Asked
-from lightning_resilience.config import refuse_unknown
+from lightning_resilience.config import refuse_unknown_arguments
 from lightning_resilience.core.meeting import agree
-from lightning_resilience.errors import ConfigError
-from lightning_resilience.runtime.system import SystemDice
 
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ if TYPE_CHECKING:
 __all__ = ["ResilientReader"]
 
 
-class ResilientReader(StorageReader):
+class ResilientReader(DcpEnd, StorageReader):
     """Loads a checkpoint of ``torch.distributed.checkpoint``, if it is what was saved.
 
     One rank sees whether the checkpoint is complete, and tells the others. Each rank reads every
@@ -80,21 +77,11 @@ class ResilientReader(StorageReader):
     Args:
         path: Path or URL of the checkpoint's directory.
         process_group: The group that ``load`` is given; None is the default group.
-        retry: A ``RetryPolicy``, or a mapping of its options.
-        breaker: A ``BreakerConfig``, or a mapping of its options.
-        budget: A ``BudgetConfig``, or a mapping of its options.
-        admission: An ``AdmissionConfig``, or a mapping of its options.
         joint: A mapping of options of joint operations; False where ranks load by themselves, with
             ``no_dist=True``, although there is a process group.
-        store: The store that all ranks share: a URL ``tcp://host:port``, a
-            ``torch.distributed.Store``, or None for the server behind the default process group.
-        run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or
-            ``default``: give one where several jobs share a store.
-        storage_options: Options of the fsspec filesystem; merged with ours, not replaced.
-        classify: Names the failure class of an exception, or returns None for the default.
-        spool_dir: Parent of the node's directory for fetched shards. None takes
-            ``LIGHTNING_RESILIENCE_SPOOL_DIR``, ``TMPDIR`` or ``/var/tmp``.
-        strict: Whether a rank that loads alone fails where the shared store is away.
+        spool_dir: Parent of the node's directory for fetched shards; the default is the writer's.
+        retry, breaker, budget, admission, store, run_id, storage_options, classify, strict: As for
+            ``ResilientWriter``.
 
     Raises:
         ConfigError: An option is unknown, out of range, or contradicts another.
@@ -122,11 +109,9 @@ class ResilientReader(StorageReader):
         strict: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
-        super().__init__()
-        refuse_unknown("ResilientReader", unknown, allowed=_OPTIONS)
-        self._url = check_directory(path)
-        self._group = process_group
-        self._options = check_dcp_options(
+        refuse_unknown_arguments(ResilientReader, unknown)
+        super().__init__(
+            path,
             retry=retry,
             breaker=breaker,
             budget=budget,
@@ -139,26 +124,17 @@ class ResilientReader(StorageReader):
             spool_dir=spool_dir,
             strict=strict,
         )
-        self._dice = SystemDice(rank=0)
-        self._begin()
+        self._group = process_group
         take_over_reading(self, self._url, self._options)
 
     def _begin(self) -> None:
-        self._load_id = self._dice.nonce()
-        self._seat: Seat | None = None
+        super()._begin()
         self._terms: Terms | None = None
         self._session: DcpSession | None = None
         self._manifest: Manifest | None = None
         self._metadata: Metadata | None = None
 
     # torch's methods ------------------------------------------------------------------------------
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another load, from another directory where one is named."""
-        if checkpoint_id:
-            self._url = check_directory(checkpoint_id)
-        self._leave()
-        self._begin()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the metadata, once it is known to all ranks that there is a checkpoint.
@@ -177,7 +153,7 @@ class ResilientReader(StorageReader):
             raise SharedFailure(error) from error
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self._load_id
+        metadata.storage_meta.load_id = self._id
         return metadata
 
     def set_up_storage_reader(  # torch's signature
@@ -217,20 +193,6 @@ class ResilientReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    @property
-    def checkpoint_id(self) -> str:
-        """Path or URL of the checkpoint's directory."""
-        return self._url
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Tell whether a checkpoint may be there."""
-        try:
-            check_directory(checkpoint_id)
-        except ConfigError:
-            return False
-        return True
 
     # Inside ---------------------------------------------------------------------------------------
 
@@ -273,9 +235,8 @@ class ResilientReader(StorageReader):
             shards.discard()
 
     def _leave(self) -> None:
-        at, self._seat, self._session = self._seat, None, None
-        if at is not None:
-            at.leave()
+        self._session = None
+        super()._leave()
 
 
 def _meet(at: Seat, group: ProcessGroup | None, *, nonce: str) -> Terms:
@@ -286,10 +247,3 @@ def _meet(at: Seat, group: ProcessGroup | None, *, nonce: str) -> Terms:
     dist.all_gather_object(offers, (at.offer, nonce), group=group)
     # The name that rank 0 has proposed serves all.
     return agree([offer for offer, _ in offers], nonce=offers[0][1])[dist.get_rank(group)]
-
-
-_OPTIONS: Final = tuple(
-    name
-    for name, parameter in inspect.signature(ResilientReader.__init__).parameters.items()
-    if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-)

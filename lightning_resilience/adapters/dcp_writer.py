@@ -19,17 +19,16 @@ through the store.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from lightning_resilience.adapters.dcp_options import check_dcp_options, check_directory
+from lightning_resilience.adapters.dcp_end import DcpEnd
 from lightning_resilience.adapters.dcp_plain import take_over_writing
 from lightning_resilience.adapters.dcp_saving import Commit, ShardWrite
-from lightning_resilience.adapters.dcp_session import Seat, seat
+from lightning_resilience.adapters.dcp_session import seat
 from lightning_resilience.adapters.dcp_staging import results_of
 from lightning_resilience.adapters.dcp_thread import CallersThread
 from lightning_resilience.adapters.dcp_verdict import SharedFailure
@@ -37,12 +36,11 @@ from lightning_resilience.adapters.guard_options import check_travels
 from lightning_resilience.adapters.lightning.commit import origin_of
 from lightning_resilience.adapters.lightning.sharded_save import raising
 from lightning_resilience.adapters.lightning.work import Asked
-from lightning_resilience.config import refuse_unknown
+from lightning_resilience.config import refuse_unknown_arguments
 from lightning_resilience.core.meeting import Offer, Terms, agree
 from lightning_resilience.core.portions import decode_portion, merge
 from lightning_resilience.core.validation import check_whole
 from lightning_resilience.errors import ConfigError, ResilienceError
-from lightning_resilience.runtime.system import SystemDice
 
 
 if TYPE_CHECKING:
@@ -85,7 +83,7 @@ _NO_COLLECTIVES: Final = (
 )
 
 
-class ResilientWriter(StorageWriter):
+class ResilientWriter(DcpEnd, StorageWriter):
     """Saves a checkpoint of ``torch.distributed.checkpoint`` in a format that torch reads.
 
     Every rank's shards are staged on its node, published under their final names at once, and seen
@@ -143,12 +141,10 @@ class ResilientWriter(StorageWriter):
         strict: bool | None = None,
         **unknown: NoReturn,
     ) -> None:
-        super().__init__()
-        refuse_unknown("ResilientWriter", unknown, allowed=_OPTIONS)
+        refuse_unknown_arguments(ResilientWriter, unknown)
         check_whole("thread_count", thread_count, minimum=1)
-        self._url = check_directory(path)
-        self._thread_count = thread_count
-        self._options = check_dcp_options(
+        super().__init__(
+            path,
             retry=retry,
             breaker=breaker,
             budget=budget,
@@ -161,13 +157,11 @@ class ResilientWriter(StorageWriter):
             spool_dir=spool_dir,
             strict=strict,
         )
-        self._dice = SystemDice(rank=0)
-        self._begin()
+        self._thread_count = thread_count
         take_over_writing(self, self._url, self._options, thread_count=thread_count)
 
     def _begin(self) -> None:
-        self._save_id = self._dice.nonce()
-        self._seat: Seat | None = None
+        super()._begin()
         self._published: Metadata | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -176,13 +170,6 @@ class ResilientWriter(StorageWriter):
         return {**self.__dict__, "_seat": None, "_published": None}
 
     # torch's methods ------------------------------------------------------------------------------
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another save, to another directory where one is named."""
-        if checkpoint_id:
-            self._url = check_directory(checkpoint_id)
-        self._leave()
-        self._begin()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001 - torch's signature
         """Refuse what cannot be saved together."""
@@ -243,29 +230,9 @@ class ResilientWriter(StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """Return what names the save in the metadata."""
-        return StorageMeta(checkpoint_id=self._url, save_id=self._save_id)
-
-    @property
-    def checkpoint_id(self) -> str:
-        """Path or URL of the checkpoint's directory."""
-        return self._url
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Tell whether a checkpoint may be there."""
-        try:
-            check_directory(checkpoint_id)
-        except ConfigError:
-            return False
-        return True
+        return StorageMeta(checkpoint_id=self._url, save_id=self._id)
 
     # Inside ---------------------------------------------------------------------------------------
-
-    def _leave(self) -> None:
-        # Also after a save that has ended between the plan and the data.
-        at, self._seat = self._seat, None
-        if at is not None:
-            at.leave()
 
     def _save(self, session: DcpSession, plan: SavePlan, planner: SavePlanner) -> Portion:
         nonce, is_first = session.driver.dice.nonce, session.member.rank == 0
@@ -304,7 +271,7 @@ class ResilientWriter(StorageWriter):
             portions=portions,
             contents=contents,
             origin=origin_of(None, storage),
-            save_id=self._save_id,
+            save_id=self._id,
         )
 
 
@@ -326,10 +293,3 @@ def _is_same(metadata: Metadata, published: Metadata) -> bool:
         published.state_dict_metadata,
         published.planner_data,
     )
-
-
-_OPTIONS: Final = tuple(
-    name
-    for name, parameter in inspect.signature(ResilientWriter.__init__).parameters.items()
-    if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-)

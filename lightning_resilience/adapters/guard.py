@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from lightning_resilience.adapters.blocking import (
     DEFERRED,
@@ -20,12 +20,11 @@ from lightning_resilience.adapters.blocking import (
     refuse_deferred_result,
 )
 from lightning_resilience.adapters.guard_options import (
-    OPTIONS,
     FunctionOptions,
     check_travels,
     guard_options,
 )
-from lightning_resilience.config import read_environment, refuse_unknown
+from lightning_resilience.config import read_environment, refuse_unknown_arguments
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.validation import check_choice, check_kind, check_whole
 from lightning_resilience.errors import ConfigError
@@ -51,8 +50,6 @@ __all__ = ["Guard"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_OWN_OPTIONS: Final = ("dependency", "operation", "collective", "probe", "hosts")
 
 
 class Guard:
@@ -132,7 +129,7 @@ class Guard:
         hosts: int | None = None,
         **unknown: NoReturn,
     ) -> None:
-        refuse_unknown("Guard", unknown, allowed=(*OPTIONS, *_OWN_OPTIONS))
+        refuse_unknown_arguments(Guard, unknown)
         name = f"{_checked_name(dependency)}:{operation}"
         check_choice("operation", operation, choices=("read", "write"))
         common = guard_options(

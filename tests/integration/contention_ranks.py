@@ -41,6 +41,7 @@ from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.runtime.driver import Driver
 from lightning_resilience.runtime.system import SystemClock, SystemDice
+from tests.http_server import in_background
 from tests.integration.breaker_ranks import HANG_S, KEYS, START, Recorder
 
 
@@ -169,15 +170,11 @@ class Dependency(socketserver.ThreadingTCPServer):
 @contextlib.contextmanager
 def serving() -> Iterator[Dependency]:
     """Run a dependency."""
-    with Dependency() as dependency:
-        thread = threading.Thread(target=dependency.serve_forever, args=(0.02,))
-        thread.start()
+    with Dependency() as dependency, in_background(dependency, poll_s=0.02):
         try:
             yield dependency
         finally:
             dependency.gate.set()
-            dependency.shutdown()
-            thread.join()
 
 
 def ask(port: int, kind: str, rank: int) -> None:

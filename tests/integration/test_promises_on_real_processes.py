@@ -11,7 +11,6 @@ The figures of each round are printed (``pytest -s``).
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ import pytest
 from msgspec import structs
 
 from lightning_resilience.core.records import BreakerRecord, FinalRecord, Transition
+from tests.http_server import in_background
 from tests.integration.contention_ranks import Crew, StoreServer
 from tests.integration.promise_checks import (
     Absence,
@@ -78,15 +78,11 @@ def server() -> Iterator[StoreServer]:
 @pytest.fixture
 def storage() -> Iterator[Storage]:
     """What all ranks depend on."""
-    with Storage() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
-        thread.start()
+    with Storage() as running, in_background(running, poll_s=0.02):
         try:
             yield running
         finally:
             running.stopped.clear()
-            running.shutdown()
-            thread.join()
 
 
 @pytest.mark.timeout(60)

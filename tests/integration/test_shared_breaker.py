@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from lightning_resilience.core.breaker import LEGAL, BreakerState
 from lightning_resilience.core.events import BreakerChanged, ProbeStarted
+from tests.http_server import in_background
 from tests.integration.breaker_ranks import (
     CONFIG,
     HANG_S,
@@ -45,18 +45,12 @@ def running(ranks: int) -> Iterator[tuple[Job, Dependency, dist.TCPStore]]:
         "127.0.0.1", 0, None, True, timedelta(seconds=HANG_S), wait_for_workers=False
     )  # fmt: skip
     dependency = Dependency()
-    with DependencyServer(dependency) as server:
-        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
-        serving.start()
+    with DependencyServer(dependency) as server, in_background(server):
+        job = Job(ranks, (store.port, server.server_address[1]))
         try:
-            job = Job(ranks, (store.port, server.server_address[1]))
-            try:
-                yield job, dependency, store
-            finally:
-                job.end()
+            yield job, dependency, store
         finally:
-            server.shutdown()
-            serving.join()
+            job.end()
 
 
 def assert_one_story(reports: list[Seen]) -> None:

@@ -10,9 +10,8 @@ then, and checkpoint callbacks are set up after it), and everything is put back 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from lightning_resilience.adapters.lightning import namespaces
 from lightning_resilience.adapters.lightning.background import hook_background
@@ -33,7 +32,12 @@ from lightning_resilience.adapters.lightning.stopping import Stopping
 from lightning_resilience.adapters.lightning.strategy import hook_loads, hook_strategy
 from lightning_resilience.adapters.lightning.words import with_words
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
-from lightning_resilience.config import build, check_relations, read_environment, refuse_unknown
+from lightning_resilience.config import (
+    build,
+    check_relations,
+    read_environment,
+    refuse_unknown_arguments,
+)
 from lightning_resilience.core.agenda import AgendaKind
 from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.pausing import steps
@@ -152,7 +156,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         **unknown: NoReturn,
     ) -> None:
         super().__init__()
-        refuse_unknown("ResilienceCallback", unknown, allowed=_OPTIONS)
+        refuse_unknown_arguments(ResilienceCallback, unknown)
         self._options = check_options(
             retry=retry,
             breaker=breaker,
@@ -366,13 +370,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             self._reports = session.reports(hurry=True)
         finally:
             session.close()
-
-
-_OPTIONS: Final = tuple(
-    name
-    for name, parameter in inspect.signature(ResilienceCallback.__init__).parameters.items()
-    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-)
 
 
 def _ours(trainer: Any) -> list[ResilienceCallback]:

@@ -11,7 +11,6 @@ options are.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import os
 import threading
@@ -26,7 +25,7 @@ from lightning_resilience.adapters.lightning.whose import Format
 from lightning_resilience.adapters.standalone import UNNAMED_RUN
 from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
-from lightning_resilience.config import check_relations, read_environment, refuse_unknown
+from lightning_resilience.config import check_relations, read_environment, refuse_unknown_arguments
 from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.validation import check_kind
@@ -86,20 +85,12 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
             writes one file or one directory that we publish, or from which it reads what we have
             fetched. False: with the real path, as a whole, and the storage is asked afterwards; for
             one that cannot write locally.
-        retry: A ``RetryPolicy``, or a mapping of its options.
-        breaker: A ``BreakerConfig``, or a mapping of its options.
-        budget: A ``BudgetConfig``, or a mapping of its options.
-        admission: An ``AdmissionConfig``, or a mapping of its options.
-        store: The store that all ranks share: a URL ``tcp://host:port``, a
-            ``torch.distributed.Store``, or None for the server behind the default process group.
         run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or
             ``default``: give one where several jobs share a store.
-        storage_options: Options of the fsspec filesystem; merged with ours, not replaced.
-        classify: Names the failure class of an exception, or returns None for the default.
-        spool_dir: Parent of the node's directory for staged files. None takes
-            ``LIGHTNING_RESILIENCE_SPOOL_DIR``, ``TMPDIR`` or ``/var/tmp``.
         strict: Whether a call fails where the shared store is away. By default it goes on alone, on
             its share of every limit.
+        retry, breaker, budget, admission, store, storage_options, classify, spool_dir: As for
+            ``ResilienceCallback``.
 
     Raises:
         ConfigError: An option is unknown, out of range, or contradicts another.
@@ -127,7 +118,7 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
         **unknown: NoReturn,
     ) -> None:
         super().__init__()
-        refuse_unknown("ResilientCheckpointIO", unknown, allowed=_OPTIONS)
+        refuse_unknown_arguments(ResilientCheckpointIO, unknown)
         self.format = _checked_format(inner, staging)
         self.options = check_options(
             retry=retry,
@@ -294,13 +285,6 @@ class ResilientCheckpointIO(_CheckpointIO):  # type: ignore[misc] # the base dep
             # Without a group there may be nobody else to vote.
             hosts=topology.hosts if is_group else 1,
         )
-
-
-_OPTIONS: Final = tuple(
-    name
-    for name, parameter in inspect.signature(ResilientCheckpointIO.__init__).parameters.items()
-    if name != "self" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
-)
 
 
 def format_of(checkpoint_io: Any) -> Format:

@@ -7,9 +7,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import threading
 import uuid
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.trees import PIECE_BYTES
 from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.errors import CallTimeoutError
+from tests.http_server import Answer, serving
 from tests.tokens import RecordingToken
 
 
@@ -213,26 +212,8 @@ def web() -> Iterator[str]:
     """A web server that cannot seek, with one checkpoint that holds more than weights."""
     data = saved({"plain": Plain()})
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            self.do_HEAD()
-            self.wfile.write(data)
-
-        def log_message(self, *_args: object) -> None:
-            """Say nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/a.ckpt"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(lambda _: Answer(body=data)) as server:
+        yield f"{server.url}/a.ckpt"
 
 
 def test_a_checkpoint_of_a_web_server_is_fetched_first(web: str, tmp_path: Path) -> None:
