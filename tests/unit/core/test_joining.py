@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -133,6 +135,20 @@ def test_a_moment_without_an_answer_changes_nothing() -> None:
     ]
     assert mine.answered(0, lost=0) == 0
     assert mine.silent(now_s=300.0) == 0
+
+
+def test_a_silent_store_is_tried_again_with_longer_and_longer_pauses() -> None:
+    """Also that is load, for a store which has just come back; an answer begins anew."""
+    mine = watch()
+
+    tries = [t for t in range(1000) if mine.may_try(now_s=t / 10, draw=0.999)]
+
+    gaps = [after - before for before, after in itertools.pairwise(tries)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == 100
+    assert len(tries) < 20
+    mine.answered(0, lost=0)
+    assert mine.attempts == 0
 
 
 def test_nodes_that_were_waiting_still_are() -> None:
