@@ -30,6 +30,7 @@ from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.restart_config import RestartConfig
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.core.spool import SpoolConfig
 from lightning_resilience.core.validation import check_at_least, check_less
@@ -59,6 +60,7 @@ CONFIGS: Final[tuple[type[Any], ...]] = (
     JointConfig,
     CheckpointConfig,
     SpoolConfig,
+    RestartConfig,
 )
 """Every config dataclass, in the order of the option table."""
 

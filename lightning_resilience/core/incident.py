@@ -8,20 +8,27 @@ each rank that leaves training with an exception of its own offers it as the inc
 stands is:
 
 1. the first ``error``: an exception that is neither an echo nor a request to stop;
-2. as long as there is none, whatever came first: a ``signal`` (somebody was told to stop) or an
-   ``echo`` (a transport broke: another rank has gone without a word).
+2. as long as there is none, the first ``killed``: a process that was ended without a word, as its
+   agent has seen;
+3. as long as there is none of these, whatever came first: a ``signal`` (somebody was told to
+   stop), an ``echo`` (a transport broke: another rank has gone without a word), or an ``exit`` (its
+   agent has seen it end with a status, and nobody has said why).
 
-An exception with which all ranks leave together is no incident: nobody waits for anybody.
+An exception with which all ranks leave together wakes nobody, since nobody waits for anybody. One
+rank tells of it all the same, for the agents, who decide about a restart.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from typing import Annotated, Final
 
 import msgspec
+import xxhash
 
 from lightning_resilience.core.evidence import one_line, type_names
+from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import VERSION
 from lightning_resilience.errors import PeerFailedError
 
@@ -31,6 +38,7 @@ __all__ = [
     "IncidentRecord",
     "PeerInterruption",
     "error_of",
+    "fingerprint_of",
     "incident_of",
     "is_echo",
     "is_notable",
@@ -45,8 +53,10 @@ class IncidentKind(str, enum.Enum):
     """What sort of cause it is."""
 
     ERROR = "error"
+    KILLED = "killed"
     SIGNAL = "signal"
     ECHO = "echo"
+    EXIT = "exit"
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,15 +67,20 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
         rank: The rank that has left with it.
         kind: Name of an ``IncidentKind``.
         error: One line: type and text of its exception.
-        step: Training step that the rank had completed.
+        step: Training step that the rank had completed; -1 where nobody has said.
+        failure: Name of the ``FailureClass`` of its exception; empty where that is not known.
+        fingerprint: Stands for the error, the same for each that differs in numbers only; empty
+            where there is none.
         writer: Nonce of this write.
     """
 
     v: int = VERSION
     rank: Annotated[int, msgspec.Meta(ge=0)]
-    kind: Annotated[str, msgspec.Meta(pattern=r"\A(error|signal|echo)\Z")]
+    kind: Annotated[str, msgspec.Meta(pattern=r"\A(error|killed|signal|echo|exit)\Z")]
     error: str
-    step: Annotated[int, msgspec.Meta(ge=0)]
+    step: Annotated[int, msgspec.Meta(ge=-1)]
+    failure: str = ""
+    fingerprint: str = ""
     writer: str
 
 
@@ -89,6 +104,8 @@ _TOGETHER: Final = "JointError"
 _ALONE: Final = "JointUnavailableError"
 # gloo raises plain RuntimeErrors, and names the line of its source.
 _TRANSPORT_SOURCE: Final = "/gloo/"
+_STANDING: Final = {IncidentKind.ERROR.value: 2, IncidentKind.KILLED.value: 1}
+_NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
 
 
 def is_shared(error: BaseException) -> bool:
@@ -131,15 +148,31 @@ def incident_of(
         kind = IncidentKind.ERROR
     else:
         kind = IncidentKind.SIGNAL
+    line = one_line(error)
+    failure = classify(error).failure
     return IncidentRecord(
-        rank=rank, kind=kind.value, error=one_line(error), step=step, writer=writer
+        rank=rank,
+        kind=kind.value,
+        error=line,
+        step=step,
+        failure="" if failure is None else failure.value,
+        fingerprint=fingerprint_of(line) if kind is IncidentKind.ERROR else "",
+        writer=writer,
     )
 
 
+def fingerprint_of(error: str) -> str:
+    """Return what stands for an error: the same for each that differs in numbers only.
+
+    Args:
+        error: Its type and text.
+    """
+    return xxhash.xxh3_64_hexdigest(_NUMBERS.sub("#", error).encode())
+
+
 def outranks(new: IncidentRecord, found: IncidentRecord) -> bool:
-    """Tell whether ``new`` takes the place of what was found: only a cause instead of an echo."""
-    error = IncidentKind.ERROR.value
-    return new.kind == error and found.kind != error
+    """Tell whether ``new`` takes the place of what was found: only what is nearer to the cause."""
+    return _STANDING.get(new.kind, 0) > _STANDING.get(found.kind, 0)
 
 
 def is_notable(mine: IncidentRecord, standing: IncidentRecord) -> bool:
@@ -165,6 +198,14 @@ _TEXTS: Final = {
         "Rank {rank} was told to stop first, after step {step}, and left with {error}. Nothing is "
         "known to be wrong with the training itself."
     ),
+    IncidentKind.KILLED: (
+        "Rank {rank} was killed, after step {step}: {error}. If nobody did that, it has probably "
+        "run out of memory: look at the kernel's log of its host."
+    ),
+    IncidentKind.EXIT: (
+        "Rank {rank} has ended, after step {step}, with {error}, and has not said why: look at its "
+        "log."
+    ),
     IncidentKind.ECHO: (
         "Rank {rank} was the first to notice, after step {step}, that another rank had gone: "
         "{error}. A rank that was killed says nothing: look for the one whose log just stops, and "
@@ -175,9 +216,10 @@ _TEXTS: Final = {
 
 def note_of(incident: IncidentRecord) -> str:
     """Return the incident in words."""
-    return _TEXTS[IncidentKind(incident.kind)].format(
-        rank=incident.rank, step=incident.step, error=incident.error.rstrip(".")
-    )
+    text = _TEXTS[IncidentKind(incident.kind)]
+    if incident.step < 0:
+        text = text.replace(", after step {step}", "")
+    return text.format(rank=incident.rank, step=incident.step, error=incident.error.rstrip("."))
 
 
 def error_of(incident: IncidentRecord | None, *, rank: int) -> PeerFailedError:

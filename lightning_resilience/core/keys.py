@@ -15,6 +15,13 @@ key                                             value
 ``lr/<run>/slot/<dependency>/<j>``              ``SlotRecord``: who may call, one cell a slot
 ``lr/<run>/turn/<dependency>``                  counter: tickets of who waits for a slot, a hint
 ``lr/<run>/budget/<dependency>``                ``BudgetRecord``: retries of the whole job
+``lr/owner``                                    ``OwnerRecord``: of the store's host, write-once
+``lr/<run>/restarts``                           ``RestartRecord``: of the whole job
+``lr/<run>/incarnation``                        ``IncarnationRecord``: the present start
+``lr/<run>/progress``                           ``ProgressRecord``: only ever further
+``lr/<run>/storage``                            ``StorageRecord``: what a restart waits for
+``lr/<run>/i<inc>/acknowledged/<node>``         the node has read how the job has ended
+``lr/<run>/i<inc>/go/0``                        ``GoRecord``: agents may join again, write-once
 ``lr/<run>/i<inc>/arrived/<rank>``              number of the joint operation that the rank is at
 ``lr/<run>/i<inc>/gate/<seq>/<round>``          ``GateRecord``, write-once
 ``lr/<run>/i<inc>/beat/<rank>``                 changes while the rank works
@@ -82,12 +89,38 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
         """Key of a dependency's retry budget."""
         return f"lr/{self.run_id}/budget/{dependency}"
 
+    @property
+    def owner(self) -> str:
+        """Key that says whose store this is; the only one that all runs have in common."""
+        return "lr/owner"
+
+    @property
+    def restarts(self) -> str:
+        """Key of the record of restarts."""
+        return f"lr/{self.run_id}/restarts"
+
+    @property
+    def present(self) -> str:
+        """Key that names the present start of the workers."""
+        return f"lr/{self.run_id}/incarnation"
+
+    @property
+    def progress(self) -> str:
+        """Key of how far the job has come."""
+        return f"lr/{self.run_id}/progress"
+
+    @property
+    def storage(self) -> str:
+        """Key of what the workers load and save."""
+        return f"lr/{self.run_id}/storage"
+
     def joint(self, part: str, number: int, last: int | None = None) -> str:
         """Key of a part of joint operations in this incarnation.
 
         Args:
             part: Which part.
             number: The operation's number; for ``arrived``, ``beat`` and ``left``, the rank; for
+                ``acknowledged``, the node; for
                 ``asked`` and ``agenda``, the item's; for ``halt`` and ``place``, the validation's.
             last: The rank or the round, where there is one per rank or round.
         """

@@ -36,9 +36,8 @@ error code lists of S3 and Azure Blob Storage.
 
 from __future__ import annotations
 
-import enum
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -49,6 +48,17 @@ from lightning_resilience.core.evidence import (
     retry_after_s,
     statuses,
     type_names,
+)
+from lightning_resilience.core.failures import (
+    CANCELLED_NAMES,
+    CODES,
+    COUNTS_FOR_BREAKER,
+    ERRNOS,
+    NAMES,
+    SEVERITY,
+    STATUS_FAMILIES,
+    STATUSES,
+    FailureClass,
 )
 
 
@@ -66,51 +76,6 @@ __all__ = [
     "with_user_classifier",
 ]
 
-
-class FailureClass(str, enum.Enum):
-    """What kind of failure it is; records and events hold the value."""
-
-    CANCELLED = "cancelled"
-    """A request to stop. Never caught, never repeated."""
-    PERMANENT = "permanent"
-    """Repeating cannot help: one attempt."""
-    CAPACITY = "capacity"
-    """Full: no blind repetition, another place at most."""
-    AUTH = "auth"
-    """Credentials that may have been renewed: rebuild the client once."""
-    UNKNOWN = "unknown"
-    """Anything else; may be a bug, so it has a small limit of its own."""
-    LOST = "lost"
-    """A rank fell silent. Nothing that an exception says: joint operations find it out."""
-    THROTTLE = "throttle"
-    """Asked to come less often: repeat from a higher base, not before Retry-After."""
-    TRANSIENT = "transient"
-    """Expected to pass: repeat."""
-    STALE = "stale"
-    """What was cached is out of date: drop the cache and repeat at once."""
-
-    def __str__(self) -> str:
-        """The value, so that texts read the same on every supported Python."""
-        return self.value
-
-
-SEVERITY: tuple[FailureClass, ...] = (
-    FailureClass.CANCELLED,
-    FailureClass.PERMANENT,
-    FailureClass.CAPACITY,
-    FailureClass.AUTH,
-    FailureClass.UNKNOWN,
-    FailureClass.LOST,
-    FailureClass.THROTTLE,
-    FailureClass.TRANSIENT,
-    FailureClass.STALE,
-)
-"""Most severe first; success comes after all of them."""
-
-COUNTS_FOR_BREAKER: frozenset[FailureClass] = frozenset(
-    {FailureClass.TRANSIENT, FailureClass.THROTTLE, FailureClass.UNKNOWN}
-)
-"""The failures that say something about the dependency's health."""
 
 READ_OPERATIONS: frozenset[str] = frozenset(
     {"info", "exists", "lexists", "ls", "listdir", "glob", "find", "walk", "du", "disk_usage"}
@@ -156,108 +121,6 @@ Classifier: TypeAlias = Callable[[BaseException], "FailureClass | str | None"]
 
 _MAX_CAUSES = 8
 
-
-def _table(rows: Mapping[FailureClass, str]) -> dict[str, FailureClass]:
-    return {word: failure for failure, words in rows.items() for word in words.split()}
-
-
-_CODES = _table({
-    FailureClass.PERMANENT: (
-        "AccessDenied AccessDeniedException AllAccessDisabled AccountProblem NoSuchBucket "
-        "NoSuchKey NoSuchVersion SignatureDoesNotMatch InvalidBucketName InvalidArgument "
-        "InvalidRequest InvalidObjectState InvalidPartOrder InvalidRange EntityTooLarge "
-        "EntityTooSmall KeyTooLongError NotImplemented MethodNotAllowed PermanentRedirect "
-        "PreconditionFailed AuthorizationHeaderMalformed BucketAlreadyExists BlobNotFound "
-        "ContainerNotFound"
-    ),
-    FailureClass.CAPACITY: "QuotaExceeded XMinioStorageFull XMinioAdminBucketQuotaExceeded",
-    FailureClass.AUTH: (
-        "ExpiredToken ExpiredTokenException TokenRefreshRequired InvalidToken InvalidAccessKeyId "
-        "InvalidClientTokenId UnrecognizedClientException RequestExpired RequestTimeTooSkewed "
-        "AuthFailure Unauthorized UnauthorizedAccess 400"
-    ),
-    FailureClass.THROTTLE: (
-        "SlowDown SlowDownRead SlowDownWrite ServiceUnavailable Throttling ThrottlingException "
-        "ThrottledException RequestThrottled RequestThrottledException TooManyRequests "
-        "TooManyRequestsException RequestLimitExceeded BandwidthLimitExceeded "
-        "ProvisionedThroughputExceededException PriorRequestNotComplete ServerBusy "
-        "XMinioServerNotInitialized"
-    ),
-    FailureClass.TRANSIENT: (
-        "RequestTimeout RequestTimeoutException InternalError InternalFailure InternalServerError "
-        "OperationAborted ConditionalRequestConflict IncompleteBody BadDigest "
-        "XAmzContentSHA256Mismatch XAmzContentChecksumMismatch NoSuchUpload InvalidPart "
-        "TemporaryRedirect OperationTimedOut ClientDisconnected ServiceFailure"
-    ),
-})  # fmt: skip
-
-_STATUSES: dict[int, FailureClass] = {
-    301: FailureClass.PERMANENT,
-    307: FailureClass.TRANSIENT,
-    401: FailureClass.AUTH,
-    408: FailureClass.TRANSIENT,
-    409: FailureClass.TRANSIENT,
-    425: FailureClass.TRANSIENT,
-    429: FailureClass.THROTTLE,
-    501: FailureClass.PERMANENT,
-    503: FailureClass.THROTTLE,
-    507: FailureClass.CAPACITY,
-}
-
-_STATUS_FAMILIES: dict[int, FailureClass] = {4: FailureClass.PERMANENT, 5: FailureClass.TRANSIENT}
-
-_CANCELLED_NAMES = frozenset((
-    "KeyboardInterrupt", "SystemExit", "GeneratorExit", "SIGTERMException", "CancelledError",
-    "PeerInterruption",
-))  # fmt: skip
-
-_NAMES = _table({
-    FailureClass.PERMANENT: (
-        "ConfigError CorruptRecordError CorruptCheckpointError InvalidTransitionError "
-        "PanicException TypeError AttributeError NameError ImportError NotImplementedError "
-        "SyntaxError AssertionError RecursionError PicklingError "
-        "FileExistsError IsADirectoryError NotADirectoryError "
-        "ParamValidationError NoRegionError ProfileNotFound InvalidRegionError InvalidConfigError "
-        "ConfigParseError UnknownEndpointError UnsupportedSignatureVersionError "
-        "SSLCertVerificationError CertificateError ClientConnectorCertificateError "
-        "InvalidURL InvalidUrlClientError MissingSchema InvalidSchema "
-        "DefaultCredentialsError RefreshError ReauthFailError MalformedError"
-    ),
-    FailureClass.CAPACITY: "MemoryError OutOfMemoryError",
-    FailureClass.AUTH: (
-        "NoCredentialsError PartialCredentialsError CredentialRetrievalError TokenRetrievalError "
-        "SSOTokenLoadError UnauthorizedSSOTokenError NoAuthTokenError LoginRefreshRequired "
-        "ClientAuthenticationError"
-    ),
-    FailureClass.TRANSIENT: (
-        "StoreUnavailableError ConflictError CheckpointError CircuitOpenError "
-        "ConnectionError TimeoutError BlockingIOError InterruptedError gaierror herror SSLError "
-        "HTTPClientError EndpointConnectionError ConnectTimeoutError ReadTimeoutError "
-        "ConnectionClosedError ProxyConnectionError ResponseStreamingError IncompleteReadError "
-        "ResponseParserError FlexibleChecksumError ChecksumError MetadataRetrievalError "
-        "ClientConnectionError ServerDisconnectedError ServerTimeoutError ClientPayloadError "
-        "ClientOSError ClientConnectorError ContentTypeError "
-        "IncompleteRead RemoteDisconnected BadStatusLine ProtocolError NewConnectionError "
-        "MaxRetryError NameResolutionError HTTPException "
-        "ChunkedEncodingError ContentDecodingError ReadTimeout ConnectTimeout Timeout ProxyError "
-        "RetryError TransportError ServiceRequestError ServiceResponseError "
-        "FSTimeoutError DistNetworkError DistStoreError"
-    ),
-    FailureClass.STALE: "FileExpired",
-})  # fmt: skip
-
-_ERRNOS = _table({
-    FailureClass.PERMANENT: (
-        "EROFS EACCES EPERM EINVAL EISDIR ENOTDIR EEXIST ENOTEMPTY ENAMETOOLONG ELOOP EXDEV EFBIG "
-        "EMSGSIZE ENOSYS ENOTSUP EOPNOTSUPP EBADF EREMCHG"
-    ),
-    FailureClass.CAPACITY: "ENOSPC EDQUOT ENOMEM",
-    FailureClass.TRANSIENT: (
-        "ESTALE EIO EREMOTEIO EBUSY EAGAIN EWOULDBLOCK EINTR ETIMEDOUT ECONNRESET ECONNREFUSED "
-        "ECONNABORTED EPIPE ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH ENOTCONN "
-        "ESHUTDOWN ENOLCK ETIME ECOMM EPROTO"
-    ),
-})  # fmt: skip
 
 _Evidence: TypeAlias = tuple[FailureClass, str]
 
@@ -324,7 +187,7 @@ def with_user_classifier(user: Classifier | None) -> Callable[..., Outcome]:
 
 
 def _judge(exc: BaseException, *, reading: bool) -> _Evidence:
-    if not _CANCELLED_NAMES.isdisjoint(type_names(exc)):
+    if not CANCELLED_NAMES.isdisjoint(type_names(exc)):
         return FailureClass.CANCELLED, type(exc).__name__
     members = getattr(exc, "exceptions", None)
     if isinstance(members, tuple) and members:
@@ -344,8 +207,8 @@ def _judge(exc: BaseException, *, reading: bool) -> _Evidence:
 def _code_evidence(exc: BaseException) -> _Evidence | None:
     """The storage's own code, also in the dialects that spell throttling their own way."""
     for code in inner_codes(exc):
-        if code in _CODES:
-            return _CODES[code], code
+        if code in CODES:
+            return CODES[code], code
         if code.startswith("Throttl"):
             return FailureClass.THROTTLE, code
     return None
@@ -353,7 +216,7 @@ def _code_evidence(exc: BaseException) -> _Evidence | None:
 
 def _status_evidence(exc: BaseException) -> _Evidence | None:
     for status in statuses(exc):
-        failure = _STATUSES.get(status) or _STATUS_FAMILIES.get(status // 100)
+        failure = STATUSES.get(status) or STATUS_FAMILIES.get(status // 100)
         if failure is not None:
             return failure, str(status)
     return None
@@ -365,11 +228,11 @@ def _name_evidence(exc: BaseException) -> _Evidence | None:
         outcome = getattr(exc, "outcome", "")
         return next(((failure, name) for failure in SEVERITY if failure.value == outcome), None)
     for ancestor in type_names(exc):
-        if ancestor in _NAMES:
+        if ancestor in NAMES:
             # google-auth says itself whether a refresh that failed may be tried again.
             if getattr(exc, "retryable", None) is True:
                 return FailureClass.TRANSIENT, name
-            return _NAMES[ancestor], name
+            return NAMES[ancestor], name
     return None
 
 
@@ -385,7 +248,7 @@ def _weak_evidence(exc: BaseException, *, reading: bool) -> _Evidence | None:
         return FailureClass.PERMANENT, "403"
     number = getattr(exc, "errno", None)
     symbol = errno.errorcode.get(number, "") if isinstance(number, int) else ""
-    return (_ERRNOS[symbol], symbol) if symbol in _ERRNOS else None
+    return (ERRNOS[symbol], symbol) if symbol in ERRNOS else None
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:

@@ -91,8 +91,10 @@ def test_only_what_all_ranks_have_agreed_on_is_shared(error: Exception, *, share
 def test_a_cause_replaces_what_is_none_and_nothing_replaces_a_cause(
     new: IncidentKind, found: IncidentKind
 ) -> None:
-    """The first cause stands; before there is one, the first of anything."""
-    expected = new == IncidentKind.ERROR and found != IncidentKind.ERROR
+    """The first cause stands, else the first that was killed, else the first of anything."""
+    nearest = [IncidentKind.ERROR, IncidentKind.KILLED]
+    place = {kind: at for at, kind in enumerate(nearest)}
+    expected = place.get(new, 2) < place.get(found, 2)
 
     assert outranks(record(new.value), record(found.value)) is expected
 

@@ -1,0 +1,68 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How a job has ended, in a file that schedulers and people read: a small JSON object.
+
+Kubernetes shows what a container leaves in ``/dev/termination-log``, up to 4096 bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from lightning_resilience.core.evidence import without_credentials
+from lightning_resilience.core.exit_codes import ExitCode, may_start_again, words_of
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.quota import Ending
+
+
+__all__ = ["KUBERNETES_LOG", "write_reason"]
+
+KUBERNETES_LOG: Final = "/dev/termination-log"
+_MOST_BYTES: Final = 4096
+_SHARE: Final = 2
+
+_log = logging.getLogger(__name__)
+
+
+def write_reason(path: str | None, ending: Ending, *, run_id: str) -> None:
+    """Write why a job has ended. A file that cannot be written is no reason to end otherwise.
+
+    Args:
+        path: Where; None for Kubernetes' own file, where that exists.
+        ending: How it has ended.
+        run_id: Name of the run.
+    """
+    target = Path(KUBERNETES_LOG if path is None else path)
+    if path is None and not target.exists():
+        return
+    data = _encoded(ending, ending.reason, run_id=run_id)
+    reason = ending.reason
+    while len(data) > _MOST_BYTES and reason:
+        # Each turn halves the text, so there are a dozen at most.
+        reason = reason[: len(reason) // _SHARE]
+        data = _encoded(ending, f"{reason}…", run_id=run_id)
+    try:
+        target.write_bytes(data)
+    except OSError as error:
+        _log.warning("the reason of the end could not be written to %s: %s", target, error)
+
+
+def _encoded(ending: Ending, reason: str, *, run_id: str) -> bytes:
+    code = ExitCode(ending.code)
+    name, next_ = words_of(code)
+    content = {
+        "code": ending.code,
+        "name": name,
+        "may_start_again": may_start_again(code),
+        "reason": without_credentials(reason),
+        "next": next_,
+        "run_id": run_id,
+        "incarnation": ending.incarnation,
+    }
+    return msgspec.json.encode(content) + b"\n"

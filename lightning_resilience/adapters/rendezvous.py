@@ -1,0 +1,371 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The rendezvous backend ``resilient``: torch's own, behind a gate that all agents pass together.
+
+Torch's agent calls a handler at five points, and what it does about an exception there is to end::
+
+    next_rendezvous     the gate, then the handler within, with retries      (between two starts)
+    num_nodes_waiting   the handler within, with a grace, and news of others (while all is well)
+    is_closed           the same
+    set_closed          the same
+    shutdown            closes only what has ended for all
+
+``SystemExit`` passes through torch's agent and launcher unchanged, so each agent leaves with the
+status that the job's record says: the same on all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+from lightning_resilience.adapters import rendezvous_inner as within
+from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.agent_view import is_failing, worker_exits
+from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
+from lightning_resilience.adapters.rendezvous_end import leave
+from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirror_of
+from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+from lightning_resilience.adapters.rendezvous_watching import Watching
+from lightning_resilience.config import read_environment
+from lightning_resilience.core.evidence import one_line
+from lightning_resilience.core.exit_codes import ExitCode, may_start_again
+from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
+from lightning_resilience.core.quota import Ending
+from lightning_resilience.core.restart import first_contact_s, lost
+from lightning_resilience.core.worker_exits import incident_of_exit
+from lightning_resilience.errors import ConfigError
+from lightning_resilience.protocols import restart_record
+from lightning_resilience.protocols.incarnation import (
+    announce,
+    name_round,
+    read_name,
+)
+from lightning_resilience.protocols.incident import publish_incident
+from lightning_resilience.protocols.restart import Gate, pass_gate
+from lightning_resilience.protocols.restart_record import Memory
+from lightning_resilience.runtime.system import SystemClock, SystemDice
+
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
+
+    from lightning_resilience.core.restart import IncarnationRecord
+
+
+__all__ = ["BACKEND", "INCARNATION", "STORE", "ResilientHandler", "create_handler"]
+
+BACKEND: Final = "resilient"
+INCARNATION: Final = "LIGHTNING_RESILIENCE_INCARNATION"
+STORE: Final = "LIGHTNING_RESILIENCE_STORE"
+
+_log = logging.getLogger(__name__)
+
+
+def create_handler(parameters: RendezvousParameters) -> ResilientHandler:
+    """Return the handler for what a launcher was given.
+
+    Args:
+        parameters: Endpoint, run id, numbers of nodes, and options.
+
+    Raises:
+        SystemExit: 64, where an option is not allowed; the log says which.
+    """
+    try:
+        options = RendezvousOptions.read(parameters.config)
+        environment = read_environment()
+    except ConfigError as error:
+        _log.error("%s", error)
+        raise SystemExit(int(ExitCode.USAGE)) from error
+    if parameters.run_id in {"", "none"}:
+        _log.warning(
+            "This job has no name of its own (--rdzv-id is %r): another one without a name that "
+            "uses the same store is taken for the same job. Give each job an --rdzv-id.",
+            parameters.run_id,
+        )
+    return ResilientHandler(parameters, options, store=environment.store)
+
+
+class ResilientHandler(RendezvousHandler):
+    """One agent's handler. The agent's main thread.
+
+    Args:
+        parameters: What the launcher was given.
+        options: Checked options.
+        store: URL of the store that the workers use; None for the one of the rendezvous.
+    """
+
+    def __init__(
+        self, parameters: RendezvousParameters, options: RendezvousOptions, *, store: str | None
+    ) -> None:
+        self._options = options
+        self._run_id = parameters.run_id
+        self._nodes = parameters.max_nodes
+        self._named_store = store
+        self._connection = Connection(parameters, options, named_store=store)
+        self._clock, self._dice = SystemClock(), SystemDice(rank=os.getpid())
+        self._watching: Watching | None = None
+        self._memory: Memory | None = None
+        self._round: IncarnationRecord | None = None
+        self._node = 0
+        self._is_called = False
+        """Whether the workers are restarted because of other agents."""
+        self._is_through = False
+        """Whether this agent has passed the gate, and has not joined yet."""
+
+    def get_backend(self) -> str:
+        """Return the name under which torch has found this."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """Return the name of the run."""
+        return self._run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers use the store of the agents, as the handler within says."""
+        return bool(self._connection.handler().use_agent_store)
+
+    # Between two starts of the workers ------------------------------------------------------------
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Pass the gate, join, and name the start of the workers that begins.
+
+        Raises:
+            SystemExit: The job has ended; with its status.
+            RendezvousError: What the handler within raises about a state that nobody understands.
+        """
+        if self._round is None:
+            self._clock.sleep(first_contact_s(self._nodes, draw=self._dice.draw()))
+        joining = Joining(join_s=self._options.join_s, started_at_s=self._clock.now_s())
+        info = self._attempt(joining)
+        while info is None:
+            # Bounded: ``joining`` ends the job where it was enough.
+            info = self._attempt(joining)
+        return info
+
+    def _attempt(self, joining: Joining) -> RendezvousInfo | None:
+        try:
+            if not self._is_through:
+                self._pass_gate()
+                self._is_through = True
+                # The time at the gate is not held against joining.
+                joining.begin(now_s=self._clock.now_s())
+            info = self._connection.join()
+            self._enter(info)
+        except RETRYABLE as error:
+            self._pause(joining, error)
+            return None
+        return info
+
+    def _pause(self, joining: Joining, error: Exception) -> None:
+        """Wait before the next attempt; end the job where there is none."""
+        failure = failure_of(error)
+        if failure is None:
+            raise error
+        if failure is JoinFailure.CLOSED and self._memory is not None:
+            # Whoever ends the job for all closes the rendezvous, for those who wait in it.
+            self._remember(self._memory.keys.incarnation)
+        now_s = self._clock.now_s()
+        pause_s = joining.pause_s(failure, now_s=now_s, draw=self._dice.draw())
+        if pause_s is None:
+            self._end(
+                ending_of(
+                    failure,
+                    one_line(error),
+                    is_first=self._round is None,
+                    elapsed_s=now_s - joining.started_at_s,
+                )
+            )
+        _log.warning("joining again in %.1f s: %s", pause_s, one_line(error))
+        if failure is JoinFailure.UNREACHABLE:
+            self._connection.drop()
+        self._clock.sleep(pause_s)
+
+    def _pass_gate(self) -> None:
+        over = self._round
+        if over is None:
+            if self._connection.is_early:
+                self._begin()
+            return
+        memory, store = self._remember(over.incarnation), self._connection.store()
+        if not self._is_called:
+            self._report(store, memory)
+        there = within.participants(self._connection.handler())
+        gate = Gate(
+            memory=memory,
+            config=self._options.restart,
+            dependencies=dependencies_of(self._options, store, memory.keys),
+            left=lost(over, there),
+            is_failure=not self._is_called,
+        )
+        passed = store.run(pass_gate(gate))
+        if isinstance(passed, Ending):
+            self._leave(passed)
+        _log.info(
+            "joining again, %.1f s after it was agreed: %s (failures without progress: %d)",
+            passed.delay_s,
+            passed.cause,
+            passed.number,
+        )
+
+    def _report(self, store: AgentStore, memory: Memory) -> None:
+        """Tell how the workers of this agent have ended, where they have not told that."""
+        for each in worker_exits():
+            offered = incident_of_exit(
+                rank=each.rank,
+                status=each.status,
+                message=each.message,
+                writer=self._dice.nonce(),
+            )
+            store.run(publish_incident(memory.keys, offered))
+
+    def _remember(self, incarnation: str) -> Memory:
+        """Return what this agent remembers of restarts, for a start of the workers.
+
+        Raises:
+            SystemExit: The job has ended.
+        """
+        store = self._connection.store()
+        memory = self._memory = self._memory_of(incarnation, store)
+        record = store.run(restart_record.read(memory))
+        if record.ending is not None:
+            self._leave(record.ending)
+        return memory
+
+    def _memory_of(self, incarnation: str, store: AgentStore) -> Memory:
+        memory = Memory(store.keys(incarnation), mirror=mirror_of(self._options, store))
+        if self._memory is not None:
+            memory.seen, memory.sighting = self._memory.seen, self._memory.sighting
+        return memory
+
+    def _begin(self) -> None:
+        """Look, before the first round, whether a person has to release the job first."""
+        store = self._connection.store()
+        self._memory = self._memory_of("", store)
+        ending = store.run(restart_record.start(self._memory))
+        if ending is not None:
+            self._leave(ending)
+
+    def _enter(self, info: RendezvousInfo) -> None:
+        """Learn the name of this start of the workers, and hand it on to them."""
+        store = self._connection.store()
+        before = "" if self._round is None else self._round.incarnation
+        names = AgentStore.of(info.store, run_id=self._run_id)
+        try:
+            if info.rank == 0:
+                found = names.run(name_round(nodes=info.world_size, before=before))
+                store.run(announce(store.keys(""), found))
+            else:
+                deadline_at_s = names.now_s() + self._options.join_s
+                found = names.run(read_name(deadline_at_s=deadline_at_s))
+        finally:
+            names.close()
+        memory = self._remember(found.incarnation)
+        self._round, self._node = found, info.rank
+        self._is_called = self._is_through = False
+        self._watching = Watching(self._connection, self._options, memory=memory, begun=found)
+        os.environ[INCARNATION] = found.incarnation
+        url = self._connection.url
+        if self._named_store is None and url is not None:
+            os.environ[STORE] = url
+
+    # While all is well ----------------------------------------------------------------------------
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes wait to join; more than none restarts the workers.
+
+        Raises:
+            SystemExit: The job has ended; with its status.
+        """
+        if self._watching is None:
+            return 0
+        news = self._watching.look()
+        if news.ending is not None:
+            self._leave(news.ending)
+        waiting = 1 if news.is_over else self._watching.waiting()
+        self._is_called = self._is_called or bool(waiting)
+        return waiting
+
+    def is_closed(self) -> bool:
+        """Tell whether the rendezvous is closed; not, as long as nobody can be asked."""
+        try:
+            return bool(self._connection.handler().is_closed())
+        except Exception as error:  # noqa: BLE001 - torch's agent ends for any of them
+            _log.info("is_closed was not answered: %s", error)
+            return False
+
+    def set_closed(self) -> None:
+        """Close the rendezvous for all."""
+        try:
+            self._connection.handler().set_closed()  # type: ignore[no-untyped-call]
+        except Exception as error:  # noqa: BLE001 - torch's agent ends for any of them
+            _log.warning("the rendezvous could not be closed: %s", error)
+
+    # The end --------------------------------------------------------------------------------------
+
+    def shutdown(self) -> bool:
+        """Leave; close the rendezvous where the job has ended for all.
+
+        Raises:
+            SystemExit: The job has ended otherwise than well; with its status.
+        """
+        ending = None
+        try:
+            ending = self._ending()
+        except RETRYABLE as error:
+            _log.warning("how the job has ended could not be told: %s", error)
+        if ending is not None:
+            self._leave(ending)
+        try:
+            return self._shut_down()
+        except RETRYABLE as error:
+            _log.info("the store has gone before this agent: %s", error)
+            return False
+        finally:
+            self._connection.drop()
+
+    def _shut_down(self) -> bool:
+        handler = self._connection.handler()
+        if is_failing():
+            # This agent alone has come to its end: the others form again without it.
+            within.stop(handler)
+            return True
+        return bool(handler.shutdown())
+
+    def _ending(self) -> Ending | None:
+        """Return how the job has ended; None where it has ended well, or not for all."""
+        memory, over = self._memory, self._round
+        if memory is None or over is None:
+            return None
+        store = self._connection.store()
+        record = store.run(restart_record.read(memory))
+        if record.ending is not None or not worker_exits():
+            return record.ending
+        # Torch's own limit is reached: it asks for no other rendezvous.
+        self._pass_gate()
+        reason = (
+            f"Workers of node {self._node} have failed, and torch restarts none there any more: "
+            "its --max-restarts is used up. Raise it; restart_quota counts for the whole job."
+        )
+        ending = Ending(code=ExitCode.DEAD_LETTERED, reason=reason, incarnation=over.incarnation)
+        return store.run(restart_record.end(memory, ending))
+
+    def _end(self, ending: Ending) -> NoReturn:
+        """End the job for all, and leave."""
+        if self._memory is not None:
+            try:
+                ending = self._connection.store().run(restart_record.end(self._memory, ending))
+            except RETRYABLE as error:
+                _log.warning("the other agents could not be told of the end: %s", error)
+        self._leave(ending)
+
+    def _leave(self, ending: Ending) -> NoReturn:
+        """Leave with a status, and say why."""
+        if not may_start_again(ending.code):
+            self.set_closed()
+        nodes = 1 if self._round is None else self._round.nodes
+        leave(self._connection, ending, options=self._options, node=self._node, nodes=nodes)

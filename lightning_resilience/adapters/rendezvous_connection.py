@@ -1,0 +1,188 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Torch's rendezvous handler and our own connection: made when needed, and again when they broke.
+
+Torch's client of a store never connects again, and its handler is made once. Here both are dropped
+when the store has gone, and made anew for the next attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+
+from lightning_resilience.adapters import rendezvous_inner as within
+from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.config import parse_store_url
+from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.joining import JoinFailure, foreign_text
+from lightning_resilience.errors import CorruptRecordError, StoreError
+
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousHandler,
+        RendezvousInfo,
+        RendezvousParameters,
+    )
+
+    from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+
+
+__all__ = ["RETRYABLE", "Connection", "ForeignStoreError", "failure_of"]
+
+_log = logging.getLogger(__name__)
+
+
+class ForeignStoreError(Exception):
+    """The store belongs to another job."""
+
+
+RETRYABLE: Final = (RendezvousError, StoreError, ForeignStoreError, RuntimeError, OSError)
+"""What an attempt to join may raise and is looked at by ``failure_of``."""
+
+
+def failure_of(error: Exception) -> JoinFailure | None:
+    """Return what an exception means for joining; None where it is none of its business."""
+    if isinstance(error, (RendezvousGracefulExitError, CorruptRecordError)):
+        return None
+    if isinstance(error, RendezvousClosedError):
+        return JoinFailure.CLOSED
+    if isinstance(error, RendezvousTimeoutError):
+        return JoinFailure.LATE
+    return JoinFailure.FOREIGN if isinstance(error, ForeignStoreError) else JoinFailure.UNREACHABLE
+
+
+class Connection:
+    """One agent's handler within, and its connection to the job's store. The agent's main thread.
+
+    Args:
+        parameters: What the launcher was given.
+        options: Checked options.
+        named_store: URL of the store for our records; None for the one of the rendezvous.
+    """
+
+    def __init__(
+        self,
+        parameters: RendezvousParameters,
+        options: RendezvousOptions,
+        *,
+        named_store: str | None,
+    ) -> None:
+        self._parameters = parameters
+        self._options = options
+        self._named_store = named_store
+        self._handler: RendezvousHandler | None = None
+        self._store: AgentStore | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self._parameters.run_id
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the job's store is there before the first round is."""
+        return self._named_store is not None or self._options.inner != "static"
+
+    def handler(self) -> RendezvousHandler:
+        """Return torch's own handler.
+
+        Raises:
+            RendezvousConnectionError: The store does not answer.
+            SystemExit: 64, where an option is one that torch does not take.
+        """
+        if self._handler is None:
+            try:
+                found = within.make_inner(
+                    self._parameters, self._options.inner, self._options.forwarded
+                )
+            except (ValueError, TypeError, KeyError) as error:
+                _log.error("%s", error)
+                raise SystemExit(int(ExitCode.USAGE)) from error
+            # Order: before the handler's first look at the nodes.
+            within.judge_by_own_sight(found, grace_s=self._options.grace_s)
+            self._handler = found
+        return self._handler
+
+    def store(self) -> AgentStore:
+        """Return our own connection to the job's store.
+
+        Raises:
+            RendezvousConnectionError: As ``handler``.
+        """
+        if self._store is None:
+            self._store = self._connected()
+        return self._store
+
+    def _connected(self) -> AgentStore:
+        run_id = self._parameters.run_id
+        if self._named_store is not None:
+            host, port = parse_store_url(self._named_store)
+            return AgentStore.at(host, port, run_id=run_id)
+        address = self._address
+        if address is not None:
+            return AgentStore.at(*address, run_id=run_id)
+        store = within.store_of(self.handler())
+        if store is None:
+            message = "the store of the rendezvous is not there yet"
+            raise RendezvousConnectionError(message)
+        return AgentStore.of(store, run_id=run_id)
+
+    @property
+    def _address(self) -> tuple[str, int] | None:
+        return within.address_of(self.handler())
+
+    @property
+    def url(self) -> str | None:
+        """Where workers find the job's store; None where they cannot reach it by an address."""
+        address = self._address
+        if address is None:
+            return None
+        host, port = address
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    @property
+    def hosts_store(self) -> bool:
+        """Whether the store's server is in this process."""
+        return self._handler is not None and within.hosts_store(self._handler)
+
+    def join(self) -> RendezvousInfo:
+        """Join the next round.
+
+        Raises:
+            ForeignStoreError: The store is another job's.
+            RendezvousError: What torch's handler raises.
+        """
+        handler = self.handler()
+        if self._options.inner == "c10d" and self._named_store is None:
+            owner = self.store().owner(is_host=self.hosts_store)
+            text = foreign_text(owner, self._parameters.run_id, endpoint=self._parameters.endpoint)
+            if text:
+                raise ForeignStoreError(text)
+        return handler.next_rendezvous()
+
+    def renew(self) -> bool:
+        """Give torch's handler a new client, where its own broke and the server is there.
+
+        Returns:
+            Whether it has one.
+        """
+        return self._handler is not None and within.reconnect(self._handler)
+
+    def drop(self) -> None:
+        """Let go of everything, so that the next use makes it anew. Idempotent."""
+        handler, self._handler = self._handler, None
+        store, self._store = self._store, None
+        if handler is not None:
+            within.stop(handler)
+        if store is not None:
+            store.close()

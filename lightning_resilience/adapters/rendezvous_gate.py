@@ -1,0 +1,125 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent asks of the job's storage at the gate: whether it is well, and what it remembers.
+
+An agent has no options of the user's for storage: it asks with what the environment has. A storage
+that says no to that has answered, and is well as far as a restart is concerned.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from lightning_resilience.adapters.object_store import find_info
+from lightning_resilience.adapters.small_objects import put
+from lightning_resilience.adapters.staging import spool_directory
+from lightning_resilience.adapters.storage import Storage, dependency_of
+from lightning_resilience.core.outcome import FailureClass, classify
+from lightning_resilience.core.quota import RestartRecord
+from lightning_resilience.core.records import decode, encode
+from lightning_resilience.core.restart import StorageRecord
+from lightning_resilience.protocols.circuit import Circuit
+from lightning_resilience.protocols.effects import Get
+from lightning_resilience.protocols.probe import Patience
+from lightning_resilience.protocols.restart import Dependency
+from lightning_resilience.protocols.restart_record import Mirror
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from lightning_resilience.adapters.agent_store import AgentStore
+    from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+    from lightning_resilience.core.keys import Keys
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.effects import Protocol
+
+
+__all__ = ["dependencies_of", "mirror_of"]
+
+_MIRROR_TIMEOUT_S: Final = 10.0
+_ANSWERS: Final = frozenset({FailureClass.PERMANENT, FailureClass.AUTH, FailureClass.CAPACITY})
+"""Failures with which a storage has answered."""
+
+
+def dependencies_of(
+    options: RendezvousOptions, store: AgentStore, keys: Keys
+) -> tuple[Dependency, ...]:
+    """Return what the job cannot start without: what was named, and what its workers have told.
+
+    Raises:
+        StoreUnavailableError: The job's store did not answer.
+    """
+    told = store.run(_told(keys))
+    storage = _storage(store)
+    found: dict[str, Dependency] = {}
+    for url in (*options.storage, *told):
+        for kind in ("read", "write"):
+            name = f"{dependency_of(url)}:{kind}"
+            if name not in found:
+                found[name] = _dependency(options, storage, store, url=url, kind=kind)
+    return tuple(found.values())
+
+
+def _told(keys: Keys) -> Protocol[Iterable[str]]:
+    raw: bytes | None = yield Get(keys.storage)
+    return () if raw is None else decode(StorageRecord, raw, key=keys.storage).urls
+
+
+def _storage(store: AgentStore) -> Storage:
+    spool = partial(spool_directory, None, environ=os.environ, run_id=store.run_id)
+    return Storage({}, spool=spool, run_id=store.run_id)
+
+
+def _dependency(
+    options: RendezvousOptions, storage: Storage, store: AgentStore, *, url: str, kind: str
+) -> Dependency:
+    circuit = Circuit(
+        f"{dependency_of(url)}:{kind}",
+        config=options.breaker,
+        keys=store.keys(""),
+        host=platform.node(),
+    )
+    probe: Callable[[CancelToken], Any] = partial(storage.probe_read, url)
+    if kind == "write":
+        nonce = store.driver.dice.nonce()
+        probe = partial(storage.probe_write, url, nonce)
+    patience = Patience(
+        probe=partial(_probe, probe),
+        classify=partial(classify, reading=kind == "read"),
+        leads=True,
+    )
+    return Dependency(circuit=circuit, patience=patience)
+
+
+def _probe(ask: Callable[[CancelToken], Any], token: CancelToken) -> None:
+    try:
+        ask(token)
+    except Exception as error:
+        if classify(error).failure not in _ANSWERS:
+            raise
+
+
+def mirror_of(options: RendezvousOptions, store: AgentStore) -> Mirror | None:
+    """Return where the record of restarts is kept besides the store; None for nowhere."""
+    if options.restarts is None:
+        return None
+    storage = _storage(store)
+    url = f"{options.restarts.rstrip('/')}/{store.run_id}.restarts.json"
+
+    def load(token: CancelToken) -> RestartRecord | None:
+        token.raise_if_cancelled()
+        place = storage.place(url)
+        place.fs.invalidate_cache()
+        if find_info(place.fs, place.path) is None:
+            return None
+        return decode(RestartRecord, place.fs.cat_file(place.path), key=url)
+
+    def save(record: RestartRecord, token: CancelToken) -> None:
+        place = storage.place(url)
+        put(place.store, place.path, encode(record), nonce=record.writer, token=token)
+
+    return Mirror(load, save, timeout_s=_MIRROR_TIMEOUT_S)

@@ -1,0 +1,199 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Torch's own rendezvous handler within ours, and every private name of it that we use.
+
+====================================  ==============================================================
+private name                          where a version of torch has it no more
+====================================  ==============================================================
+``_state_holder.state.participants``  lost nodes are noticed when their workers' peers fail
+``_state_holder._sanitize``           a node lives as torch judges it: by the clocks of two hosts
+``_store``                            our records have to have a store of their own
+``_backend._store``                   a broken connection is a lost store: all join anew
+``_stop_heartbeats``                  a node that has left counts as present for some seconds more
+====================================  ==============================================================
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from torch.distributed import TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+
+from lightning_resilience.adapters.torch_store import innermost_store
+from lightning_resilience.core import lease
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.distributed import Store
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+    from lightning_resilience.core.lease import Sighting
+
+
+__all__ = [
+    "address_of",
+    "hosts_store",
+    "judge_by_own_sight",
+    "make_inner",
+    "participants",
+    "reconnect",
+    "stop",
+    "store_of",
+]
+
+_NO_SERVER: Final = "server=<nullptr>"
+_CONNECT_S: Final = 1.0
+_LONG_PAST: Final = dt.timedelta(days=1)
+
+
+def make_inner(
+    parameters: RendezvousParameters, name: str, options: Mapping[str, Any]
+) -> RendezvousHandler:
+    """Make torch's own handler.
+
+    Args:
+        parameters: What the launcher was given.
+        name: Name of torch's backend.
+        options: Its options.
+
+    Raises:
+        RendezvousError: The store does not answer.
+        ValueError: An option is one that torch does not take.
+    """
+    inner = RendezvousParameters(
+        name,
+        parameters.endpoint,
+        parameters.run_id,
+        parameters.min_nodes,
+        parameters.max_nodes,
+        parameters.local_addr,
+        **options,
+    )
+    return rendezvous_handler_registry.create_handler(inner)
+
+
+def participants(handler: RendezvousHandler) -> int | None:
+    """Return how many nodes have part in the present round, as was read last; None if unknown."""
+    state = getattr(getattr(handler, "_state_holder", None), "state", None)
+    found = getattr(state, "participants", None)
+    return None if found is None else len(found)
+
+
+def store_of(handler: RendezvousHandler) -> Store | None:
+    """Return the store that the handler uses; None where it has none yet."""
+    return getattr(handler, "_store", None)
+
+
+def _tcp_store(handler: RendezvousHandler) -> TCPStore | None:
+    store = store_of(handler)
+    inner = None if store is None else innermost_store(store)
+    return inner if isinstance(inner, TCPStore) else None
+
+
+def address_of(handler: RendezvousHandler) -> tuple[str, int] | None:
+    """Return host and port of the store that the handler uses; None where it has no server."""
+    store = _tcp_store(handler)
+    return None if store is None else (store.host, store.port)
+
+
+def hosts_store(handler: RendezvousHandler) -> bool:
+    """Tell whether the store's server is in this process, as far as torch says so."""
+    store = _tcp_store(handler)
+    return store is not None and _NO_SERVER not in repr(store)
+
+
+def reconnect(handler: RendezvousHandler) -> bool:
+    """Give a handler a new client of the same server, where that can be reached.
+
+    The node keeps its place in the round: what the handler knows of it is not in the client.
+
+    Returns:
+        Whether the handler has a new client.
+    """
+    store = _tcp_store(handler)
+    backend = getattr(getattr(handler, "_state_holder", None), "_backend", None)
+    if store is None or not hasattr(backend, "_store") or hosts_store(handler):
+        return False
+    address = store.host, store.port
+    try:
+        # Torch takes twice its timeout to notice that nobody listens, a plain socket no time.
+        with socket.create_connection(address, _CONNECT_S):
+            pass
+        fresh = TCPStore(*address, is_master=False, timeout=_timeout_of(store))
+    except (RuntimeError, OSError):
+        return False
+    handler._store = backend._store = fresh  # type: ignore[attr-defined, union-attr]
+    return True
+
+
+def _timeout_of(store: TCPStore) -> dt.timedelta:
+    # Missing in the stub only.
+    found: dt.timedelta = store.timeout  # type: ignore[attr-defined]
+    return found
+
+
+def stop(handler: RendezvousHandler) -> None:
+    """Let a handler tell no longer that its node is there. Asks nobody."""
+    halt: Callable[[], None] | None = getattr(handler, "_stop_heartbeats", None)
+    if halt is not None:
+        halt()
+
+
+def judge_by_own_sight(
+    handler: RendezvousHandler, *, grace_s: float, now_s: Callable[[], float] = time.monotonic
+) -> None:
+    """Let a handler take a node for gone when *it* has seen no sign of it for long enough.
+
+    Nodes write the time of their own clock as a sign of life, and torch compares that with the
+    reader's: a clock that is off by more than ``grace_s`` makes a node look dead for ever. Whether
+    the sign has *changed* says as much, and needs one clock only.
+
+    Args:
+        handler: Torch's handler.
+        grace_s: For how long a node may be silent, in seconds.
+        now_s: This process's monotonic clock.
+    """
+    holder: Any = getattr(handler, "_state_holder", None)
+    if not hasattr(holder, "_sanitize"):
+        return
+    inner = holder._sanitize
+    sightings: dict[Any, Sighting] = {}
+
+    def sanitize() -> None:
+        now = now_s()
+        signs = holder._state.last_heartbeats
+        for node, sign in signs.items():
+            sightings[node] = lease.observe(sightings.get(node), (str(sign),), now_s=now)
+        for node in [each for each in sightings if each not in signs]:
+            del sightings[node]
+        silent = {
+            node
+            for node, sighting in sightings.items()
+            if lease.is_expired(sighting, lease_s=grace_s, now_s=now)
+        }
+        _expire(holder, inner, silent)
+
+    holder._sanitize = sanitize
+
+
+def _expire(holder: Any, sanitize: Callable[[], None], silent: set[Any]) -> None:
+    """Let torch's own method remove exactly these nodes: their signs say that they are long past.
+
+    Every other node has a sign of now for as long as the method runs, on this host's clock.
+    """
+    state = holder._state
+    signs = dict(state.last_heartbeats)
+    now = dt.datetime.now(dt.timezone.utc)
+    for node in signs:
+        state.last_heartbeats[node] = now - _LONG_PAST if node in silent else now
+    try:
+        sanitize()
+    finally:
+        for node in state.last_heartbeats:
+            state.last_heartbeats[node] = signs[node]

@@ -1,0 +1,157 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The options of the rendezvous backend: ours, and those of the backend that it wraps.
+
+They come as ``--rdzv-conf name=value,…``, in which every value is a text, or as ``rdzv_configs`` of
+a ``LaunchConfig``, in which it may be anything. Ours have the names that they have elsewhere, and
+are checked by the same code; what belongs to the backend within is passed on as it was given. A
+name that neither has is refused, with the nearest: a misspelt time limit is no time limit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from lightning_resilience.config import build, parse_store_url, refuse_unknown
+from lightning_resilience.core.breaker_config import BreakerConfig
+from lightning_resilience.core.restart_config import RestartConfig
+from lightning_resilience.core.validation import check_choice
+from lightning_resilience.errors import ConfigError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+__all__ = ["INNER", "RendezvousOptions"]
+
+INNER: Final = ("c10d", "etcd-v2", "etcd", "static")
+"""Backends of torch that can be within."""
+
+_DYNAMIC: Final = (
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "read_timeout",
+    # Torch's launcher adds this one to whatever it is given.
+    "timeout",
+)
+_FORWARDED: Final = {
+    "c10d": (*_DYNAMIC, "is_host", "store_type"),
+    "etcd-v2": (*_DYNAMIC, "protocol", "ssl_cert", "ssl_cert_key", "ca_cert"),
+    "etcd": ("timeout", "last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key"),
+    "static": ("timeout", "rank"),
+}
+_TEXTS: Final = ("inner", "storage", "restarts", "site_store", "termination_log")
+_SWITCHES: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
+_KEEP_ALIVE_S: Final = 5.0
+_KEEP_ALIVE_ATTEMPTS: Final = 3.0
+_JOIN_S: Final = 600.0
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendezvousOptions:
+    """Checked options of one agent.
+
+    Args:
+        inner: Name of the backend within.
+        forwarded: Its options, as they were given.
+        restart: Quotas, delays and bounds.
+        breaker: Of the circuits that a restart waits for, as in the callback.
+        storage: URLs that the job cannot start without; several are separated by ``;``.
+        restarts: URL of a directory in which the record of restarts is kept as well; None for
+            nowhere.
+        site_store: URL of a store that several jobs share, ``tcp://host:port``; None without one.
+        termination_log: Path of a file for the reason of the end; None for Kubernetes' own where
+            that exists.
+    """
+
+    inner: str = "c10d"
+    forwarded: Mapping[str, Any] = field(default_factory=dict)
+    restart: RestartConfig = field(default_factory=RestartConfig)
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
+    storage: tuple[str, ...] = ()
+    restarts: str | None = None
+    site_store: str | None = None
+    termination_log: str | None = None
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> RendezvousOptions:
+        """Return the options, checked.
+
+        Args:
+            given: Names and values as torch hands them on.
+
+        Raises:
+            ConfigError: A name is unknown (the text names the nearest), or a value is not allowed.
+        """
+        inner = str(given.get("inner", "c10d"))
+        check_choice("inner", inner, choices=INNER)
+        own = {
+            "restart": tuple(each.name for each in dataclasses.fields(RestartConfig)),
+            "breaker": tuple(each.name for each in dataclasses.fields(BreakerConfig)),
+        }
+        allowed = [*_TEXTS, *own["restart"], *own["breaker"], *_FORWARDED[inner]]
+        refuse_unknown("the rendezvous backend 'resilient'", given, allowed=allowed)
+        texts = {name: str(given[name]).strip() or None for name in _TEXTS[2:] if name in given}
+        if texts.get("site_store") is not None:
+            parse_store_url(str(texts["site_store"]), option="site_store")
+        storage = str(given.get("storage", ""))
+        return cls(
+            inner=inner,
+            forwarded={name: given[name] for name in _FORWARDED[inner] if name in given},
+            restart=_built(RestartConfig, given, own["restart"]),
+            breaker=_built(BreakerConfig, given, own["breaker"]),
+            storage=tuple(url for url in (each.strip() for each in storage.split(";")) if url),
+            **texts,
+        )
+
+    @property
+    def keep_alive_s(self) -> float:
+        """How often the backend within tells that its node is there, in seconds."""
+        return float(self.forwarded.get("keep_alive_interval", _KEEP_ALIVE_S))
+
+    @property
+    def grace_s(self) -> float:
+        """For how long a node may be silent before it counts as gone, in seconds."""
+        attempts = float(self.forwarded.get("keep_alive_max_attempt", _KEEP_ALIVE_ATTEMPTS))
+        return self.keep_alive_s * attempts
+
+    @property
+    def join_s(self) -> float:
+        """For how long an agent tries to join, in seconds."""
+        return float(self.forwarded.get("join_timeout", _JOIN_S))
+
+
+def _built(kind: type[C], given: Mapping[str, Any], names: tuple[str, ...]) -> C:
+    defaults: Any = kind()
+    values = {
+        name: _parsed(name, given[name], type(getattr(defaults, name)))
+        for name in names
+        if name in given
+    }
+    return build(kind, values)
+
+
+def _parsed(name: str, value: Any, kind: type[Any]) -> Any:
+    """Make a value of a text; what is no text is left to the config's own checks."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if kind is bool:
+        return _SWITCHES.get(text.lower(), text)
+    if kind not in {int, float}:
+        return text
+    try:
+        number = float(text)
+    except ValueError:
+        message = f"{name}={text!r} is not allowed: it must be a number."
+        raise ConfigError(message) from None
+    return int(number) if kind is int and number.is_integer() else number

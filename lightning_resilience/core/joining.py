@@ -1,0 +1,210 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent does when it cannot join, and what it answers while it cannot ask.
+
+==================================  ================================================================
+joining has failed because          then
+==================================  ================================================================
+the store cannot be reached, or     again with a new client, after a pause with full jitter, until
+its name is not known yet           ``join_timeout`` has passed since the first attempt
+others have not come in time        once more: who was held up at the gate comes late; then enough
+the store belongs to another job    again for half a minute, since that job may just be ending; then
+                                    the other job is named
+the rendezvous is closed            no more: its run id is used up
+==================================  ================================================================
+
+An agent whose workers are well asks whether nodes are waiting. Where the store does not answer, it
+says what it knew last, for as long as a node may be silent: one lost answer ends no job. After that
+the workers are restarted by way of the gate, which has the patience for an outage: a store that
+comes back empty knows nobody, and all have to join anew.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+from lightning_resilience.core.backoff import delay_s
+from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.quota import Ending
+from lightning_resilience.core.records import VERSION
+
+
+__all__ = ["JoinFailure", "Joining", "OwnerRecord", "Watch", "ending_of", "foreign_text"]
+
+_BASE_S: Final = 0.2
+_CAP_S: Final = 10.0
+_FOREIGN_S: Final = 30.0
+_MOST_LATE: Final = 1
+
+
+class JoinFailure(str, enum.Enum):
+    """Why joining has failed."""
+
+    UNREACHABLE = "unreachable"
+    LATE = "late"
+    FOREIGN = "foreign"
+    CLOSED = "closed"
+
+
+class OwnerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose store this is; written once by the agent that hosts it.
+
+    Args:
+        v: Version of the format.
+        run_id: Its run.
+        host: The host that it is on.
+        pid: The process that it is in.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    run_id: str
+    host: str
+    pid: Annotated[int, msgspec.Meta(ge=0)]
+    writer: str
+
+
+def foreign_text(owner: OwnerRecord | None, run_id: str, *, endpoint: str) -> str:
+    """Return why a store must not be used; empty where it may: one that nobody owns is for all.
+
+    Args:
+        owner: Whose store it is, as it says itself.
+        run_id: This job's run.
+        endpoint: Where the store is.
+    """
+    if owner is None or owner.run_id == run_id:
+        return ""
+    return (
+        f"The store at {endpoint} belongs to another job: run {owner.run_id!r}, on host "
+        f"{owner.host}, process {owner.pid}. It would take this job's store away when it ends. "
+        "Give each job on a host a port of its own (--rdzv-endpoint), or serve one store for all."
+    )
+
+
+def ending_of(failure: JoinFailure, text: str, *, is_first: bool, elapsed_s: float) -> Ending:
+    """Return how a job ends that cannot join.
+
+    Args:
+        failure: Why the last attempt has failed.
+        text: What was raised, in one line.
+        is_first: Whether this agent has never joined.
+        elapsed_s: For how long it has tried, in seconds.
+    """
+    if failure is JoinFailure.CLOSED:
+        by = "an earlier run" if is_first else "another agent, while this one was restarting"
+        reason = f"The rendezvous of this run id was closed by {by}: {text}."
+        return Ending(code=ExitCode.CLOSED, reason=reason)
+    if failure is JoinFailure.FOREIGN:
+        return Ending(code=ExitCode.USAGE, reason=text)
+    reason = f"This agent could not join within {elapsed_s:.0f} s: {text}."
+    if failure is JoinFailure.UNREACHABLE and is_first:
+        reason += (
+            " Where no node hosts the store, none has found that the endpoint is its own: set "
+            "is_host=1 in --rdzv-conf on that node."
+        )
+    return Ending(code=ExitCode.OUTAGE, reason=reason)
+
+
+@dataclass(slots=True, kw_only=True)
+class Joining:
+    """One agent's attempts to join one round. One thread.
+
+    Args:
+        join_s: How long it tries to reach the store, in seconds.
+        started_at_s: When it began, on its own clock.
+        attempts: Failed attempts so far.
+        late: How often others have not come in time.
+    """
+
+    join_s: float
+    started_at_s: float
+    attempts: int = 0
+    late: int = 0
+
+    def begin(self, *, now_s: float) -> None:
+        """Begin anew, with all time left."""
+        self.started_at_s, self.attempts = now_s, 0
+
+    def pause_s(self, failure: JoinFailure, *, now_s: float, draw: float) -> float | None:
+        """Return how long to wait before the next attempt; None where there is none.
+
+        Args:
+            failure: Why the last one has failed.
+            now_s: Now, on its own clock.
+            draw: A uniform number in [0, 1) that no other agent has.
+        """
+        if failure is JoinFailure.CLOSED:
+            return None
+        self.attempts += 1
+        pause_s = delay_s(self.attempts, base_s=_BASE_S, cap_s=_CAP_S, draw=draw)
+        if failure is JoinFailure.LATE:
+            self.late += 1
+            return None if self.late > _MOST_LATE else pause_s
+        bound_s = min(_FOREIGN_S, self.join_s) if failure is JoinFailure.FOREIGN else self.join_s
+        rest_s = self.started_at_s + bound_s - now_s
+        return None if rest_s <= 0 else min(pause_s, rest_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """What an agent whose workers are well answers. One thread.
+
+    Args:
+        every_s: How often it looks around, in seconds.
+        grace_s: How long it answers what it knew last, in seconds.
+        looks_at_s: When it looks around next, on its own clock.
+        waiting: Nodes that were waiting at the last answer.
+        silent_since_s: Since when the store has not answered; None while it does.
+    """
+
+    every_s: float
+    grace_s: float
+    looks_at_s: float = float("-inf")
+    waiting: int = 0
+    silent_since_s: float | None = None
+    attempts: int = 0
+    """Attempts to reach a store that is silent."""
+    tries_at_s: float = float("-inf")
+
+    def is_due(self, *, now_s: float) -> bool:
+        """Tell whether to look around now; where so, the next time is set."""
+        if now_s < self.looks_at_s:
+            return False
+        self.looks_at_s = now_s + self.every_s
+        return True
+
+    def answered(self, waiting: int, *, lost: int) -> int:
+        """Take note of an answer; return how many nodes wait, as the agent is to see it.
+
+        Args:
+            waiting: Nodes that wait to join.
+            lost: Nodes that are not there any more. To be without them is a new round as well.
+        """
+        self.silent_since_s, self.attempts = None, 0
+        self.waiting = max(waiting, min(1, lost))
+        return self.waiting
+
+    def may_try(self, *, now_s: float, draw: float) -> bool:
+        """Tell whether to try now to reach a store that is silent; where so, the next time is set.
+
+        Args:
+            now_s: Now, on its own clock.
+            draw: A uniform number in [0, 1) that no other agent has.
+        """
+        if now_s < self.tries_at_s:
+            return False
+        self.attempts += 1
+        self.tries_at_s = now_s + delay_s(self.attempts, base_s=_BASE_S, cap_s=_CAP_S, draw=draw)
+        return True
+
+    def silent(self, *, now_s: float) -> int:
+        """Take note that there was no answer; return how many nodes wait, as far as is known."""
+        if self.silent_since_s is None:
+            self.silent_since_s = now_s
+        if now_s - self.silent_since_s >= self.grace_s:
+            return 1
+        return self.waiting

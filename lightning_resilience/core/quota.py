@@ -1,0 +1,390 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How many restarts a job may make before a person has to look at it: one record for all agents.
+
+Torch's agents count restarts each for itself, and membership changes not at all, so a job may make
+many times of what ``--max-restarts`` says. Here each end of a start of the workers, an *incident*,
+is charged once: the record holds the incarnation that has ended, so whoever comes second finds it
+charged. What it costs depends on what has happened:
+
+===========================================  =======================================================
+what has happened                            what it costs
+===========================================  =======================================================
+somebody asked the job to stop               nothing
+nodes have come, none has left               nothing
+nodes have left                              one of ``membership_quota``
+an error that every attempt would repeat     the job: it stops, and nothing is restarted
+the same error at the same step, as often    the job: it is dead-lettered
+in a row as ``same_failure_limit``
+a worker was killed by SIGKILL               one of ``killed_quota``, and as any other failure
+any other failure                            one of ``restart_quota``
+===========================================  =======================================================
+
+A quota counts within ``restart_window_s``, and **progress** refills it: a newer verified checkpoint
+than at the last charge. Where no checkpoint is ever told of, nothing is known of progress; then the
+window alone decides.
+
+A charge has an age, in seconds by local sight: to what was written comes the time for which this
+observer has seen the record unchanged. That is never more than its true age, so it errs towards
+denying, and what has happened while nobody looked, such as between two starts of the launcher, does
+not count. No instant of one host is compared with another's.
+
+Once the record says how the job has ended, nothing but a person changes that.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from lightning_resilience.core.exit_codes import ExitCode, may_start_again
+from lightning_resilience.core.incident import IncidentKind, note_of
+from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.records import VERSION
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.incident import IncidentRecord
+    from lightning_resilience.core.restart_config import RestartConfig
+
+
+__all__ = [
+    "FREE",
+    "Cause",
+    "Charge",
+    "Closed",
+    "Ending",
+    "RestartRecord",
+    "Ruling",
+    "carried_over",
+    "cause_of",
+    "charge",
+    "charged",
+    "created",
+    "ended",
+    "failures",
+    "outranks",
+    "rebuilt",
+    "released",
+    "started_again",
+]
+
+_MOST_CHARGES: Final = 64
+"""More than any quota that makes sense within an hour; keeps the record small."""
+_UNKNOWN_STEP: Final = -1
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Step = Annotated[int, msgspec.Meta(ge=_UNKNOWN_STEP, le=2**53)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Cause(str, enum.Enum):
+    """Why a start of the workers has ended, as far as restarts are concerned."""
+
+    PREEMPTED = "preempted"
+    GROWN = "grown"
+    """Nodes have come."""
+    LEFT = "left"
+    """Nodes have left, and nothing else is known."""
+    PERMANENT = "permanent"
+    KILLED = "killed"
+    FAILED = "failed"
+
+    def __str__(self) -> str:
+        """The value, so that texts read the same on every supported Python."""
+        return self.value
+
+
+FREE: Final = frozenset({Cause.PREEMPTED, Cause.GROWN})
+_FAILURES: Final = frozenset({Cause.KILLED, Cause.FAILED})
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident that was counted.
+
+    Args:
+        incarnation: The start of the workers that has ended.
+        cause: Value of a ``Cause``.
+        fingerprint: Stands for the error; empty where none is known.
+        step: Training step at which it was; -1 where nobody has said.
+        age_s: How old it was at least when the record was written, in seconds.
+    """
+
+    incarnation: str
+    cause: Annotated[str, msgspec.Meta(pattern=r"\A(left|killed|failed)\Z")]
+    fingerprint: str = ""
+    step: _Step = _UNKNOWN_STEP
+    age_s: _Seconds = 0.0
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job has ended: every agent leaves with it.
+
+    Args:
+        code: Exit status; see ``core.exit_codes``.
+        reason: What has happened, with the numbers, for a person.
+        incarnation: The start of the workers that has ended; empty before the first.
+    """
+
+    code: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    reason: str
+    incarnation: str = ""
+
+
+class RestartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The restarts of one job.
+
+    Args:
+        v: Version of the format.
+        epoch: Grows with every change.
+        charges: Incidents of the window, the oldest first.
+        checkpoint_step: Step of the newest verified checkpoint at the last charge; -1 where no
+            checkpoint was told of.
+        restarts: Incidents that were charged since the job began.
+        ending: How the job has ended; None while it has not.
+        writer: Nonce of this write.
+    """
+
+    v: int = VERSION
+    epoch: _Count = 0
+    charges: Annotated[tuple[Charge, ...], msgspec.Meta(max_length=_MOST_CHARGES)] = ()
+    checkpoint_step: _Step = _UNKNOWN_STEP
+    restarts: _Count = 0
+    ending: Ending | None = None
+    writer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """A start of the workers that is over.
+
+    Args:
+        incarnation: Which one.
+        cause: What has ended it: ``cause_of``.
+        incident: What workers and agents have told of it; None where nobody has told anything.
+        checkpoint_step: Step of the newest verified checkpoint; -1 where none was told of.
+    """
+
+    incarnation: str
+    cause: Cause
+    incident: IncidentRecord | None = None
+    checkpoint_step: int = _UNKNOWN_STEP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What follows from one incident.
+
+    Args:
+        record: What to write; the very record that was given where nothing changes.
+        number: Failures without progress, this one included; the restart delay grows with it.
+    """
+
+    record: RestartRecord
+    number: int
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the job has ended; None where it is restarted."""
+        return self.record.ending
+
+
+def created(*, writer: str) -> RestartRecord:
+    """Return the record of a job that has not been restarted."""
+    return RestartRecord(writer=writer)
+
+
+def cause_of(incident: IncidentRecord | None, *, left: int) -> Cause:
+    """Return why a start of the workers has ended.
+
+    Args:
+        incident: What workers and agents have told of it; None where nobody has told anything.
+        left: Nodes that are not there any more.
+    """
+    is_echo = incident is not None and incident.kind == IncidentKind.ECHO.value
+    if left and (incident is None or is_echo):
+        return Cause.LEFT
+    if incident is None:
+        return Cause.GROWN
+    if incident.kind == IncidentKind.SIGNAL.value:
+        return Cause.PREEMPTED
+    if incident.kind == IncidentKind.KILLED.value:
+        return Cause.KILLED
+    if incident.failure == FailureClass.PERMANENT.value:
+        return Cause.PERMANENT
+    return Cause.FAILED
+
+
+def charged(record: RestartRecord, incarnation: str) -> bool:
+    """Tell whether the incident that ended ``incarnation`` was counted."""
+    return any(each.incarnation == incarnation for each in record.charges)
+
+
+def failures(record: RestartRecord) -> int:
+    """Return how many failures without progress count."""
+    return sum(each.cause in _FAILURES for each in record.charges)
+
+
+def charge(
+    config: RestartConfig,
+    record: RestartRecord,
+    closed: Closed,
+    *,
+    unchanged_s: float,
+    writer: str,
+) -> Ruling:
+    """Count one incident, once, and decide whether the job goes on.
+
+    Args:
+        config: The quotas.
+        record: The record as it was read.
+        closed: The start of the workers that is over.
+        unchanged_s: For how long this observer has seen exactly this record, in seconds.
+        writer: A fresh nonce for the record that is written.
+    """
+    if record.ending is not None or charged(record, closed.incarnation):
+        return Ruling(record=record, number=failures(record))
+    aged = _aged(config, record, unchanged_s, checkpoint_step=closed.checkpoint_step)
+    if closed.cause in FREE:
+        return Ruling(record=record, number=failures(aged))
+    if closed.cause is Cause.PERMANENT:
+        final = _ending(
+            closed, ExitCode.PERMANENT, "Every attempt would end like that, so none is made."
+        )
+        return Ruling(record=_written(aged, writer, ending=final), number=failures(aged))
+    counted = _counted(aged, closed)
+    why = _exhausted(config, counted)
+    ending = _ending(closed, ExitCode.DEAD_LETTERED, why) if why else None
+    return Ruling(record=_written(counted, writer, ending=ending), number=failures(counted))
+
+
+def outranks(seen: RestartRecord, found: RestartRecord) -> bool:
+    """Tell whether what an observer has seen counts for more than what it finds now.
+
+    A store that came back empty is filled again by whoever asks first, who may know less. How a job
+    has ended counts for more than anything; then the record of more restarts.
+    """
+
+    def rank(record: RestartRecord) -> tuple[bool, int, int]:
+        return record.ending is not None, record.restarts, record.epoch
+
+    # A person's release is a later epoch of the same record, and not less knowledge.
+    return rank(seen) > rank(found) and seen.epoch > found.epoch
+
+
+def rebuilt(seen: RestartRecord, *, writer: str) -> RestartRecord:
+    """Return what an observer has seen, for a store that knows less."""
+    return _written(seen, writer, ending=seen.ending)
+
+
+def carried_over(kept: RestartRecord) -> RestartRecord:
+    """Return what a new start of the launcher has to know of what was kept on shared storage.
+
+    Only what a person has to release still holds then: whatever else had ended the job, somebody
+    has started it again since.
+    """
+    is_held = kept.ending is not None and kept.ending.code == ExitCode.DEAD_LETTERED
+    return kept if is_held else msgspec.structs.replace(kept, ending=None)
+
+
+def ended(record: RestartRecord, ending: Ending, *, writer: str) -> RestartRecord:
+    """Return the record of a job that has ended so; the same where it has ended before."""
+    return record if record.ending is not None else _written(record, writer, ending=ending)
+
+
+def started_again(record: RestartRecord, *, writer: str) -> RestartRecord:
+    """Return the record for an agent that begins; the same where that may not start again.
+
+    In a store that outlives the job, an ending would stand for ever. One that lets a scheduler
+    start the job again has been heeded when somebody does.
+    """
+    if record.ending is None or not may_start_again(record.ending.code):
+        return record
+    return _written(record, writer, ending=None)
+
+
+def released(record: RestartRecord, *, writer: str) -> RestartRecord:
+    """Return the record of a job that a person lets start again, with all quotas refilled."""
+    return _written(msgspec.structs.replace(record, charges=(), ending=None), writer, ending=None)
+
+
+def _counted(record: RestartRecord, closed: Closed) -> RestartRecord:
+    incident = closed.incident
+    new = Charge(
+        incarnation=closed.incarnation,
+        cause=closed.cause.value,
+        fingerprint="" if incident is None else incident.fingerprint,
+        step=_UNKNOWN_STEP if incident is None else incident.step,
+    )
+    charges = (*record.charges, new)[-_MOST_CHARGES:]
+    return msgspec.structs.replace(record, charges=charges, restarts=record.restarts + 1)
+
+
+def _ending(closed: Closed, code: ExitCode, why: str) -> Ending:
+    incident = closed.incident
+    told = "" if incident is None else f"{note_of(incident)} "
+    return Ending(code=code, reason=f"{told}{why}", incarnation=closed.incarnation)
+
+
+def _written(record: RestartRecord, writer: str, *, ending: Ending | None) -> RestartRecord:
+    return msgspec.structs.replace(record, epoch=record.epoch + 1, ending=ending, writer=writer)
+
+
+def _aged(
+    config: RestartConfig, record: RestartRecord, unchanged_s: float, *, checkpoint_step: int
+) -> RestartRecord:
+    has_progress = checkpoint_step > record.checkpoint_step
+    older = (
+        msgspec.structs.replace(each, age_s=each.age_s + unchanged_s) for each in record.charges
+    )
+    kept = tuple(
+        each
+        for each in older
+        if each.age_s < config.restart_window_s and not (has_progress and each.cause in _FAILURES)
+    )
+    step = max(checkpoint_step, record.checkpoint_step)
+    return msgspec.structs.replace(record, charges=kept, checkpoint_step=step)
+
+
+def _exhausted(config: RestartConfig, record: RestartRecord) -> str:
+    """Return which quota is exhausted, in a sentence; empty where none is."""
+    window = f"within {config.restart_window_s:g} s"
+    in_a_row = _same_in_a_row(record)
+    if in_a_row >= config.same_failure_limit:
+        step = record.charges[-1].step
+        return (
+            f"It is the same error at step {step}, {in_a_row} times in a row "
+            f"(same_failure_limit={config.same_failure_limit}): no accident."
+        )
+    counts = {
+        "killed_quota": (_count(record, Cause.KILLED), config.killed_quota, "kills"),
+        "restart_quota": (failures(record), config.restart_quota, "failures"),
+        "membership_quota": (_count(record, Cause.LEFT), config.membership_quota, "losses"),
+    }
+    for name, (count, quota, what) in counts.items():
+        if count > quota:
+            progress = " without progress" if name != "membership_quota" else " of nodes"
+            return (
+                f"These were {count} {what}{progress} {window}, and {name}={quota} of them may be "
+                "followed by a restart."
+            )
+    return ""
+
+
+def _count(record: RestartRecord, cause: Cause) -> int:
+    return sum(each.cause == cause.value for each in record.charges)
+
+
+def _same_in_a_row(record: RestartRecord) -> int:
+    last = record.charges[-1]
+    if not last.fingerprint or last.step == _UNKNOWN_STEP:
+        return 0
+    count = 0
+    for each in reversed(record.charges):
+        if (each.fingerprint, each.step) != (last.fingerprint, last.step):
+            break
+        count += 1
+    return count

@@ -1,0 +1,188 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A start of the workers gets its name, and ends with what all agents have read of it.
+
+::
+
+    a round of the rendezvous is complete
+        node 0      names it, write-once, in the round's own store, and announces it
+        the others  read that
+    the workers     tell how far they have come, rank 0 after each verified checkpoint
+    the job ends    each agent acknowledges the ending; the one that hosts the store leaves last
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lightning_resilience.core.backoff import delay_s
+from lightning_resilience.core.records import decode, encode
+from lightning_resilience.core.restart import (
+    IncarnationRecord,
+    ProgressRecord,
+    advanced,
+    incarnation_of,
+)
+from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.protocols.effects import Draw, Get, MultiGet, Nonce, Now, Set, Sleep
+from lightning_resilience.protocols.shared_cell import create, update
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.keys import Keys
+    from lightning_resilience.protocols.effects import Protocol
+
+
+__all__ = [
+    "ROUND_KEY",
+    "acknowledge",
+    "announce",
+    "await_acknowledged",
+    "name_round",
+    "present",
+    "progress_of",
+    "read_name",
+    "tell_progress",
+]
+
+ROUND_KEY: Final = "lr/incarnation"
+"""In the store that the rendezvous has made for one round."""
+
+_POLL_BASE_S: Final = 0.02
+_POLL_CAP_S: Final = 1.0
+
+
+def present(keys: Keys) -> Protocol[IncarnationRecord | None]:
+    """Return the present start of the workers; None before the first."""
+    raw: bytes | None = yield Get(keys.present)
+    return None if raw is None else decode(IncarnationRecord, raw, key=keys.present)
+
+
+def name_round(*, nodes: int, before: str) -> Protocol[IncarnationRecord]:
+    """Name the start of the workers that begins. On node 0 of a round, in the round's own store.
+
+    Args:
+        nodes: How many nodes have part in it.
+        before: The incarnation before, as this agent knows it; empty for the first.
+
+    Returns:
+        Its record; the one that stands, where this agent has named the round before.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    nonce: str = yield Nonce()
+    mine = encode(incarnation_of(before, nodes=nodes, nonce=nonce))
+    written = yield from create(ROUND_KEY, mine)
+    return decode(IncarnationRecord, written.raw, key=ROUND_KEY)
+
+
+def announce(keys: Keys, record: IncarnationRecord) -> Protocol[None]:
+    """Tell which start of the workers is the present one. On node 0, in the job's store.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    mine = encode(record)
+
+    def change(found: bytes, writer: str) -> bytes | None:
+        # Its writer is the one that has named it: what is announced is said once.
+        del writer
+        return None if found == mine else mine
+
+    there = yield from create(keys.present, mine)
+    yield from update(keys.present, there.raw, change)
+
+
+def read_name(*, deadline_at_s: float) -> Protocol[IncarnationRecord]:
+    """Return the name that node 0 has given to a start of the workers, in the round's own store.
+
+    Args:
+        deadline_at_s: When to give up, on this process's clock.
+
+    Raises:
+        StoreUnavailableError: The store did not answer, or node 0 has not named it in time: its
+            agent is probably gone, and the rendezvous has to be made anew.
+    """
+    attempt = 0
+    while True:
+        raw: bytes | None = yield Get(ROUND_KEY)
+        if raw is not None:
+            return decode(IncarnationRecord, raw, key=ROUND_KEY)
+        now_s: float = yield Now()
+        if now_s >= deadline_at_s:
+            message = (
+                "the agent of node 0 has not named this round of the rendezvous in time; it has "
+                "probably ended, so the round has to be made anew"
+            )
+            raise StoreUnavailableError(message)
+        attempt += 1
+        yield from _pause(attempt, rest_s=deadline_at_s - now_s)
+
+
+def tell_progress(keys: Keys, *, step: int, checkpoint_step: int) -> Protocol[None]:
+    """Tell how far the job has come. On rank 0, after a verified checkpoint.
+
+    Args:
+        keys: Names of the keys of this run.
+        step: Training step that was completed.
+        checkpoint_step: Step of the newest verified checkpoint; -1 without one.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    key = keys.progress
+
+    def change(raw: bytes, writer: str) -> bytes | None:
+        told = ProgressRecord(step=step, checkpoint_step=checkpoint_step, writer=writer)
+        record = advanced(decode(ProgressRecord, raw, key=key), told)
+        return None if record is None else encode(record)
+
+    nonce: str = yield Nonce()
+    first = ProgressRecord(step=step, checkpoint_step=checkpoint_step, writer=nonce)
+    written = yield from create(key, encode(first))
+    if not written.won:
+        yield from update(key, written.raw, change)
+
+
+def progress_of(keys: Keys) -> Protocol[ProgressRecord | None]:
+    """Return how far the job has come; None where nobody has told."""
+    raw: bytes | None = yield Get(keys.progress)
+    return None if raw is None else decode(ProgressRecord, raw, key=keys.progress)
+
+
+def acknowledge(keys: Keys, node: int) -> Protocol[None]:
+    """Say that this node has read how the job has ended."""
+    yield Set(keys.joint("acknowledged", node), b"1")
+
+
+def await_acknowledged(keys: Keys, nodes: int, *, linger_s: float) -> Protocol[bool]:
+    """Wait until all nodes have read how the job has ended. On the node that hosts the store.
+
+    Args:
+        keys: Names of the keys of this run.
+        nodes: How many there are.
+        linger_s: For how long at most, in seconds.
+
+    Returns:
+        Whether all have.
+    """
+    names = tuple(keys.joint("acknowledged", node) for node in range(nodes))
+    started_at_s: float = yield Now()
+    attempt = 0
+    while True:
+        values: list[bytes | None] = yield MultiGet(names)
+        if None not in values:
+            return True
+        now_s: float = yield Now()
+        rest_s = started_at_s + linger_s - now_s
+        if rest_s <= 0:
+            return False
+        attempt += 1
+        yield from _pause(attempt, rest_s=rest_s)
+
+
+def _pause(attempt: int, *, rest_s: float) -> Protocol[None]:
+    draw: float = yield Draw()
+    pause_s = delay_s(attempt, base_s=_POLL_BASE_S, cap_s=_POLL_CAP_S, draw=draw)
+    yield Sleep(min(max(pause_s, _POLL_BASE_S), rest_s))

@@ -1,0 +1,245 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a job's restarts: read, changed by compare-and-set, and mirrored.
+
+``core.quota`` has what it means. It has to outlive the store that it is in: each agent remembers
+what it has seen, and writes that again where the store came back with less; and after each change,
+whoever made it has it written to shared storage too, where a place was named, for the next launcher
+of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from lightning_resilience.core import lease, quota
+from lightning_resilience.core.quota import RestartRecord, Ruling
+from lightning_resilience.core.records import decode, encode
+from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.protocols.effects import Call, Get, Nonce, Now
+from lightning_resilience.protocols.shared_cell import create, update
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.keys import Keys
+    from lightning_resilience.core.lease import Sighting
+    from lightning_resilience.core.quota import Closed, Ending
+    from lightning_resilience.core.restart_config import RestartConfig
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.effects import Protocol
+
+
+__all__ = ["Memory", "Mirror", "charge", "end", "look", "read", "release", "start"]
+
+_ROUNDS: Final = 4
+"""Each loses to a store that came back empty, or to a dozen other agents in a row."""
+
+_Rule: TypeAlias = Callable[[RestartRecord, float, str], Ruling]
+
+
+class Mirror:
+    """Where the record is kept besides the store.
+
+    Args:
+        load: Returns what is there, None where nothing is; may raise.
+        save: Writes it; may raise.
+        timeout_s: How long each may take, in seconds.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[CancelToken], RestartRecord | None],
+        save: Callable[[RestartRecord, CancelToken], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._load = load
+        self._save = save
+        self._timeout_s = timeout_s
+
+    def loaded(self) -> Protocol[RestartRecord | None]:
+        """Return what is there; None also where that cannot be told: a job is not held up by it."""
+        try:
+            found: RestartRecord | None = yield Call(self._load, timeout_s=self._timeout_s)
+        except Exception:  # noqa: BLE001 - the store's own record stands without it
+            return None
+        return found
+
+    def saved(self, record: RestartRecord) -> Protocol[None]:
+        """Write it; one that cannot be written is written with the next change."""
+        try:
+            yield Call(partial(self._save, record), timeout_s=self._timeout_s)
+        except Exception:  # noqa: BLE001 - as above
+            return
+
+
+class Memory:
+    """What one agent remembers of the record. One thread.
+
+    Args:
+        keys: Names of the keys of this run.
+        mirror: Where the record is kept besides; None for nowhere.
+
+    Attributes:
+        seen: The latest record; None before the first look.
+        sighting: Since when this agent has seen exactly that.
+    """
+
+    __slots__ = ("keys", "mirror", "seen", "sighting")
+
+    def __init__(self, keys: Keys, *, mirror: Mirror | None = None) -> None:
+        self.keys = keys
+        self.mirror = mirror
+        self.seen: RestartRecord | None = None
+        self.sighting: Sighting | None = None
+
+    def note(self, record: RestartRecord, *, now_s: float) -> float:
+        """Take note of what is there; return for how long this agent has seen that, in seconds."""
+        self.seen = record
+        self.sighting = lease.observe(self.sighting, (record.epoch, record.writer), now_s=now_s)
+        return now_s - self.sighting.first_seen_at_s
+
+
+def read(memory: Memory) -> Protocol[RestartRecord]:
+    """Return the record; make it where there is none, and complete it where it knows less.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+        CorruptRecordError: The record does not decode.
+    """
+    raw: bytes | None = yield Get(memory.keys.restarts)
+    return (yield from look(memory, raw))
+
+
+def look(memory: Memory, raw: bytes | None) -> Protocol[RestartRecord]:
+    """Take note of what a read of the record has shown; see ``read``."""
+    key = memory.keys.restarts
+    if raw is None:
+        raw = (yield from create(key, encode((yield from _known(memory))))).raw
+    seen = memory.seen
+
+    def change(found: bytes, writer: str) -> bytes | None:
+        there = decode(RestartRecord, found, key=key)
+        if seen is None or not quota.outranks(seen, there):
+            return None
+        return encode(quota.rebuilt(seen, writer=writer))
+
+    raw = (yield from update(key, raw, change)).raw or raw
+    record = decode(RestartRecord, raw, key=key)
+    now_s: float = yield Now()
+    memory.note(record, now_s=now_s)
+    return record
+
+
+def _known(memory: Memory) -> Protocol[RestartRecord]:
+    """Return what is known of restarts where the store knows nothing."""
+    writer: str = yield Nonce()
+    known = memory.seen
+    if known is None and memory.mirror is not None:
+        kept = yield from memory.mirror.loaded()
+        known = None if kept is None else quota.carried_over(kept)
+    return quota.created(writer=writer) if known is None else quota.rebuilt(known, writer=writer)
+
+
+def charge(memory: Memory, config: RestartConfig, closed: Closed) -> Protocol[Ruling]:
+    """Count the end of an incarnation, once for the job.
+
+    Args:
+        memory: What this agent remembers.
+        config: The quotas.
+        closed: What has ended, and why.
+
+    Returns:
+        What follows, also where another agent has counted it.
+    """
+
+    def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
+        return quota.charge(config, record, closed, unchanged_s=unchanged_s, writer=writer)
+
+    return (yield from _change(memory, rule))
+
+
+def start(memory: Memory) -> Protocol[Ending | None]:
+    """Read the record as an agent that begins; return how the job has ended, if that still holds.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+
+    def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
+        del unchanged_s
+        return quota.Ruling(record=quota.started_again(record, writer=writer), number=0)
+
+    return (yield from _change(memory, rule)).ending
+
+
+def release(memory: Memory) -> Protocol[RestartRecord]:
+    """Let the job start again, with all quotas refilled. For a person only.
+
+    What is kept on shared storage is looked at first where the store knows nothing, and is written
+    in any case.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    if memory.mirror is not None:
+        kept = yield from memory.mirror.loaded()
+        if kept is not None:
+            memory.seen = kept
+
+    def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
+        del unchanged_s
+        return quota.Ruling(record=quota.released(record, writer=writer), number=0)
+
+    return (yield from _change(memory, rule)).record
+
+
+def end(memory: Memory, ending: Ending) -> Protocol[Ending]:
+    """Say how the job has ended; return how it has, maybe by another agent's word."""
+
+    def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
+        del unchanged_s
+        return quota.Ruling(record=quota.ended(record, ending, writer=writer), number=0)
+
+    ruling = yield from _change(memory, rule)
+    return ruling.ending or ending
+
+
+def _change(memory: Memory, rule: _Rule) -> Protocol[Ruling]:
+    for _ in range(_ROUNDS):
+        ruling = yield from _try(memory, rule)
+        if ruling is not None:
+            return ruling
+    message = (
+        f"{memory.keys.restarts} could not be changed: other agents were faster, or the store came "
+        f"back empty, {_ROUNDS} times in a row."
+    )
+    raise StoreUnavailableError(message)
+
+
+def _try(memory: Memory, rule: _Rule) -> Protocol[Ruling | None]:
+    """Return the ruling that holds now; None where it has to be made anew."""
+    record = yield from read(memory)
+    key = memory.keys.restarts
+    now_s: float = yield Now()
+    unchanged_s = memory.note(record, now_s=now_s)
+    last: list[tuple[Ruling, bool]] = []
+
+    def change(raw: bytes, writer: str) -> bytes | None:
+        there = decode(RestartRecord, raw, key=key)
+        # What another agent has written meanwhile is no older than that.
+        ruling = rule(there, unchanged_s if there == record else 0.0, writer)
+        last[:] = [(ruling, ruling.record is there)]
+        return None if ruling.record is there else encode(ruling.record)
+
+    written = yield from update(key, encode(record), change)
+    ruling, is_unchanged = last[0]
+    if not (written.won or is_unchanged):
+        return None
+    seen_at_s: float = yield Now()
+    memory.note(ruling.record, now_s=seen_at_s)
+    if written.won and memory.mirror is not None:
+        yield from memory.mirror.saved(ruling.record)
+    return ruling

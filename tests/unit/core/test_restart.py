@@ -1,0 +1,102 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names, delays and progress between two starts of the workers; statuses at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightning_resilience.core import exit_codes
+from lightning_resilience.core.exit_codes import ExitCode, may_start_again, words_of
+from lightning_resilience.core.restart import (
+    ProgressRecord,
+    advanced,
+    first_contact_s,
+    incarnation_of,
+    next_incarnation,
+    restart_delay_s,
+)
+from lightning_resilience.core.restart_config import RestartConfig
+
+
+CONFIG = RestartConfig()
+
+
+def test_starts_are_counted_and_told_apart_by_a_nonce() -> None:
+    """A store that came back empty counts anew, and its starts are still others."""
+    assert next_incarnation("", nonce="a") == "1-a"
+    assert next_incarnation("1-a", nonce="b") == "2-b"
+    assert next_incarnation("9-x", nonce="y") == "10-y"
+    assert next_incarnation("nonsense", nonce="y") == "1-y"
+    assert incarnation_of("1-a", nodes=4, nonce="b").incarnation == "2-b"
+
+
+@pytest.mark.parametrize(
+    ("before", "told", "expected"),
+    [
+        ((5, 4), (6, 4), (6, 4)),
+        ((5, 4), (3, 5), (5, 5)),
+        ((5, 4), (5, 4), None),
+        ((5, 4), (2, -1), None),
+        ((-1, -1), (0, -1), (0, -1)),
+    ],
+)
+def test_progress_only_ever_goes_on(
+    before: tuple[int, int], told: tuple[int, int], expected: tuple[int, int] | None
+) -> None:
+    """A rank that comes late takes nothing back."""
+    found = ProgressRecord(step=before[0], checkpoint_step=before[1], writer="a")
+    new = ProgressRecord(step=told[0], checkpoint_step=told[1], writer="b")
+
+    record = advanced(found, new)
+
+    assert (None if record is None else (record.step, record.checkpoint_step)) == expected
+    assert record is None or record.writer == "b"
+
+
+@given(number=st.integers(-1, 10**6), draw=st.floats(0.0, 1.0, exclude_max=True))
+def test_a_delay_has_full_jitter_below_its_bounds(number: int, draw: float) -> None:
+    """It grows with failures; without any there is none."""
+    delay_s = restart_delay_s(CONFIG, number, draw=draw)
+    exponent = min(max(number, 1) - 1, 60)
+    bound_s = min(CONFIG.restart_max_delay_s, CONFIG.restart_base_delay_s * 2.0**exponent)
+
+    assert delay_s == (draw * bound_s if number >= 1 else 0.0)
+
+
+@given(nodes=st.integers(1, 10**6), draw=st.floats(0.0, 1.0, exclude_max=True))
+def test_first_contact_is_spread_over_a_window_that_grows_with_the_nodes(
+    nodes: int, draw: float
+) -> None:
+    """From torch's own 0.3 s to half a minute."""
+    assert 0.0 <= first_contact_s(nodes, draw=draw) < min(30.0, max(0.3, nodes * 0.02))
+
+
+def test_a_scheduler_knows_by_the_number_whether_to_start_again() -> None:
+    """Below 128 not, from there on it may; each has a name and says what to do next."""
+    again = {code for code in ExitCode if may_start_again(code)}
+
+    assert again == {ExitCode.PREEMPTED, ExitCode.OUTAGE}
+    for code in ExitCode:
+        name, next_ = words_of(code)
+        assert name
+        assert next_.endswith(".")
+
+
+def test_the_readme_has_the_table_of_statuses() -> None:
+    """The same number, name and words as the module's own table."""
+    readme = Path(__file__).parents[3] / "README.md"
+    shown = readme.read_text(encoding="utf-8").partition("<!-- statuses:begin -->")[2]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in shown.partition("<!-- statuses:end -->")[0].strip().splitlines()[2:]
+    ]
+    doc = " ".join((exit_codes.__doc__ or "").split())
+
+    assert [(int(code), name) for code, name, _ in cells] == [
+        (int(code), words_of(code)[0]) for code in ExitCode
+    ]
+    assert all(f"{code} {name} {when}" in doc for code, name, when in cells)
