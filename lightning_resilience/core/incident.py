@@ -28,6 +28,7 @@ import msgspec
 import xxhash
 
 from lightning_resilience.core.evidence import one_line, type_names
+from lightning_resilience.core.failures import FailureClass
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import VERSION
 from lightning_resilience.errors import PeerFailedError
@@ -127,6 +128,8 @@ def is_echo(error: BaseException, *, was_woken: bool = False) -> bool:
         return True
     if not _TRANSPORT_ERRORS.isdisjoint(names) or isinstance(error, PeerFailedError):
         return True
+    if _TOGETHER in names and classify(error).failure is FailureClass.LOST:
+        return True
     return _ALONE in names or ("RuntimeError" in names and _TRANSPORT_SOURCE in one_line(error))
 
 
@@ -142,14 +145,15 @@ def incident_of(
         step: Training step that it has completed.
         writer: A fresh nonce.
     """
+    failure = classify(error).failure
+    was_told = is_shared(error) and failure is FailureClass.CANCELLED
     if is_an_echo:
         kind = IncidentKind.ECHO
-    elif _SIGNALS.isdisjoint(type_names(error)):
-        kind = IncidentKind.ERROR
-    else:
+    elif was_told or not _SIGNALS.isdisjoint(type_names(error)):
         kind = IncidentKind.SIGNAL
+    else:
+        kind = IncidentKind.ERROR
     line = one_line(error)
-    failure = classify(error).failure
     return IncidentRecord(
         rank=rank,
         kind=kind.value,

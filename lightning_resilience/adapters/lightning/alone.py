@@ -72,6 +72,7 @@ class Alone:
     Attributes:
         retaining: What this rank knows of its checkpoints, for removals.
         spooling: What waits on this node until storage is well; None where nothing does.
+        on_saved: Called with the training step of each checkpoint that is verified, in any thread.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Alone:
         self._policy = policy
         self.retaining = Retaining()
         self.spooling: Spooling | None = None
+        self.on_saved: Callable[[int], None] | None = None
         self.breakers = Breakers(member, policy=policy, driver=driver, link=Link(), hosts=hosts)
 
     def call(self, op: str, work: Work, *, kind: str, collective: bool = False) -> GuardedCall:
@@ -132,13 +134,13 @@ class Alone:
         """Save a checkpoint; it raises what ``run`` raises."""
         with self.retaining.writing(work.url):
             done = self.run("save", work, kind="write")
-        self.tell(work.url, done)
+        self.tell(work.url, done, step=work.step)
 
-    def saved(self, url: str, done: Guarded) -> None:
+    def saved(self, url: str, done: Guarded, *, step: int | None = None) -> None:
         """Report a checkpoint that is in storage, and let go an older one that waits for it."""
         if self.spooling is not None:
             self.spooling.saved(url)
-        self.tell(url, done)
+        self.tell(url, done, step=step)
 
     def question(self, url: str) -> Work:
         """Return the question whether a checkpoint exists, in storage or on this node."""
@@ -151,8 +153,10 @@ class Alone:
 
         return Asked(storage, url, ask, instead=partial(spooling.is_known, url))
 
-    def tell(self, url: str, done: Guarded) -> None:
-        """Report a checkpoint that was saved, where its size is known."""
+    def tell(self, url: str, done: Guarded, *, step: int | None = None) -> None:
+        """Report a checkpoint that was saved: its step and its size, where those are known."""
+        if self.on_saved is not None and step is not None:
+            self.on_saved(step)
         if done.value is not None:
             self.driver.sink.emit(
                 CheckpointPublished(

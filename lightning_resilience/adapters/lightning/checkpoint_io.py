@@ -51,7 +51,9 @@ class StagedSave(Work):
         super().__init__(storage, url)
         self.checkpoint = checkpoint
         self._nonce = nonce
-        self._commit = Commit(origin_of(checkpoint, storage), nonce=nonce)
+        origin = origin_of(checkpoint, storage)
+        self.step = origin.step
+        self._commit = Commit(origin, nonce=nonce)
         self._known: Progress[Staged] = Progress()
         self._names: list[str] = []
 

@@ -109,7 +109,9 @@ class LocalSave(_OnThisNode):
         origin: Origin | None = None,
     ) -> None:
         super().__init__(storage, url, nonce=nonce, call=call)
-        self._commit = Commit(origin or Origin(run=storage.run_id), nonce=nonce)
+        origin = origin or Origin(run=storage.run_id)
+        self.step = origin.step
+        self._commit = Commit(origin, nonce=nonce)
         self._known: Progress[Publication] = Progress()
 
     @property

@@ -129,7 +129,7 @@ class Session:
             if self.flushing is not None and is_spooled(result.final.detail):
                 ending.stage, self.flushing.is_due = Stage.SPOOLED, True
         if ending.stage is Stage.VERIFIED and result.value is not None:
-            self.alone.saved(url, result.value)
+            self.alone.saved(url, result.value, step=None if work is None else work.step)
 
     def load(self, url: str, work: Work) -> Any:
         """Load a checkpoint; every rank has ``work``.

@@ -67,6 +67,8 @@ class Work(ABC):
     """What is done while storage is ill, given why; None to wait for it."""
     at_once = ""
     """Why ``instead`` is tried first; empty where it is not."""
+    step: int | None = None
+    """Training step of the checkpoint that is saved; None where that is not known."""
 
     def __init__(self, storage: Storage, url: str) -> None:
         self.storage = storage
