@@ -166,6 +166,9 @@ class Watch:
     looks_at_s: float = float("-inf")
     waiting: int = 0
     silent_since_s: float | None = None
+    attempts: int = 0
+    """Attempts to reach a store that is silent."""
+    tries_at_s: float = float("-inf")
 
     def is_due(self, *, now_s: float) -> bool:
         """Tell whether to look around now; where so, the next time is set."""
@@ -181,9 +184,22 @@ class Watch:
             waiting: Nodes that wait to join.
             lost: Nodes that are not there any more. To be without them is a new round as well.
         """
-        self.silent_since_s = None
+        self.silent_since_s, self.attempts = None, 0
         self.waiting = max(waiting, min(1, lost))
         return self.waiting
+
+    def may_try(self, *, now_s: float, draw: float) -> bool:
+        """Tell whether to try now to reach a store that is silent; where so, the next time is set.
+
+        Args:
+            now_s: Now, on its own clock.
+            draw: A uniform number in [0, 1) that no other agent has.
+        """
+        if now_s < self.tries_at_s:
+            return False
+        self.attempts += 1
+        self.tries_at_s = now_s + delay_s(self.attempts, base_s=_BASE_S, cap_s=_CAP_S, draw=draw)
+        return True
 
     def silent(self, *, now_s: float) -> int:
         """Take note that there was no answer; return how many nodes wait, as far as is known."""
