@@ -18,14 +18,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lightning_resilience.core.incident import incident_of, is_echo, is_shared
+from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.incident import incident_of, is_echo, is_shared, is_stop
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.incident import IncidentRecord
 
 
-__all__ = ["account_of"]
+__all__ = ["account_of", "status_of"]
 
 
 def account_of(
@@ -56,3 +57,16 @@ def account_of(
     if rank not in {0, first}:
         return None
     return incident_of(error, is_an_echo=is_echo(error), rank=first, step=step, writer=writer)
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the status with which a process that was told to stop has to end; None for its own.
+
+    Lightning's exception for that ends a process with the status of success, and agents would take
+    a job that has been interrupted for one that is done.
+
+    Args:
+        error: What the process leaves with.
+    """
+    was_told = isinstance(error, SystemExit) and is_stop(error)
+    return int(ExitCode.PREEMPTED) if was_told and not getattr(error, "code", None) else None

@@ -44,6 +44,7 @@ __all__ = [
     "is_echo",
     "is_notable",
     "is_shared",
+    "is_stop",
     "note_of",
     "outranks",
     "why_not_saved",
@@ -99,7 +100,8 @@ class PeerInterruption(BaseException):
         self.error = error
 
 
-_SIGNALS: Final = frozenset({"KeyboardInterrupt", "SIGTERMException"})
+# The last is of torch's launcher, whose handler a forked worker may have.
+_SIGNALS: Final = frozenset({"KeyboardInterrupt", "SIGTERMException", "SignalException"})
 _TRANSPORT_ERRORS: Final = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
 _TOGETHER: Final = "JointError"
 _ALONE: Final = "JointUnavailableError"
@@ -107,6 +109,11 @@ _ALONE: Final = "JointUnavailableError"
 _TRANSPORT_SOURCE: Final = "/gloo/"
 _STANDING: Final = {IncidentKind.ERROR.value: 2, IncidentKind.KILLED.value: 1}
 _NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
+
+
+def is_stop(error: BaseException) -> bool:
+    """Tell whether this exception stands for a request to stop."""
+    return not _SIGNALS.isdisjoint(type_names(error))
 
 
 def is_shared(error: BaseException) -> bool:
@@ -149,7 +156,7 @@ def incident_of(
     was_told = is_shared(error) and failure is FailureClass.CANCELLED
     if is_an_echo:
         kind = IncidentKind.ECHO
-    elif was_told or not _SIGNALS.isdisjoint(type_names(error)):
+    elif was_told or is_stop(error):
         kind = IncidentKind.SIGNAL
     else:
         kind = IncidentKind.ERROR

@@ -190,7 +190,7 @@ def _closed(gate: Gate) -> Protocol[tuple[Closed, GoRecord | None]]:
     go = None if values[1] is None else decode(GoRecord, values[1], key=names[1])
     progress = None if values[2] is None else decode(ProgressRecord, values[2], key=names[2])
     # Workers that have failed without any word are a failure all the same.
-    cause = quota.cause_of(incident, left=gate.left)
+    cause = quota.cause_of(incident, left=gate.left, is_called=not gate.is_failure)
     if incident is None and gate.is_failure:
         cause = Cause.FAILED
     closed = Closed(

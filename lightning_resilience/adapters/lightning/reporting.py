@@ -36,7 +36,7 @@ from lightning_resilience.adapters.lightning.namespaces import (
 from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.adapters.telemetry import LoggingSink
 from lightning_resilience.config import read_environment
-from lightning_resilience.core.accounts import account_of
+from lightning_resilience.core.accounts import account_of, status_of
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.errors import ConfigError, ResilienceError
@@ -163,6 +163,9 @@ class Reporting:
         if self._has_left:
             return
         self._has_left = True
+        status = status_of(error)
+        if status is not None:
+            error.code = status  # type: ignore[attr-defined] # it is a SystemExit then
         step, failing = self._step(), self.failing
         account = account_of(
             error,
