@@ -38,4 +38,4 @@ def test_an_error_before_the_first_step_is_told_as_well(launch: Launch, tmp_path
 
     assert agents.wait() == [78, 78], agents.told()
     assert agents.starts == [2]
-    assert "with ConfigError: joint_timeout_s" in agents.reason(0)
+    assert "failed first, after step 0, with ConfigError: joint_timeout_s" in agents.reason(0)
