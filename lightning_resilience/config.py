@@ -108,12 +108,17 @@ class Environment:
             launcher says (``TORCHELASTIC_RUN_ID`` unless it is "none", then ``SLURM_JOB_ID``).
         spool_dir: Parent of the staging folder: ``LIGHTNING_RESILIENCE_SPOOL_DIR``, else
             ``TMPDIR``.
+        incarnation: Name of this start of the workers, of agents that want to be told how it goes:
+            ``LIGHTNING_RESILIENCE_INCARNATION``.
+        agents_run_id: What those call the run: ``TORCHELASTIC_RUN_ID``, whatever it is.
     """
 
     enabled: bool = True
     store: str | None = None
     run_id: str | None = None
     spool_dir: str | None = None
+    incarnation: str | None = None
+    agents_run_id: str | None = None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -145,6 +150,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         store=store,
         run_id=run_id or first("SLURM_JOB_ID"),
         spool_dir=first("LIGHTNING_RESILIENCE_SPOOL_DIR", "TMPDIR"),
+        incarnation=first("LIGHTNING_RESILIENCE_INCARNATION"),
+        agents_run_id=launched,
     )
 
 

@@ -24,6 +24,7 @@ import pytest
 from tests.gcs_server import gcs_bucket, gcs_server
 from tests.s3_server import bucket, s3_server
 from tests.single_rank import faulty, spool
+from tests.two_agents import launch
 from tests.warm_python import warm_python
 
 
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["bucket", "faulty", "gcs_bucket", "gcs_server", "s3_server", "spool", "warm_python"]
+__all__ = [
+    "bucket",
+    "faulty",
+    "gcs_bucket",
+    "gcs_server",
+    "launch",
+    "s3_server",
+    "spool",
+    "warm_python",
+]
 
 TESTS = Path(__file__).resolve().parent
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "address_of",
+    "forget_workers_store",
     "hosts_store",
     "judge_by_own_sight",
     "make_inner",
@@ -136,6 +137,18 @@ def _timeout_of(store: TCPStore) -> dt.timedelta:
     # Missing in the stub only.
     found: dt.timedelta = store.timeout  # type: ignore[attr-defined]
     return found
+
+
+def forget_workers_store(handler: RendezvousHandler) -> None:
+    """Let a handler make a store for the workers of the round that it joins next.
+
+    Torch hands on the one of the round before, in which process groups that are gone have left
+    where their ranks could be reached, under names that the new ones use again; and a node whose
+    number has changed would go on with the address of whoever was first before.
+    """
+    for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
+        if hasattr(handler, name):
+            setattr(handler, name, None)
 
 
 def stop(handler: RendezvousHandler) -> None:

@@ -28,6 +28,7 @@ import msgspec
 import xxhash
 
 from lightning_resilience.core.evidence import one_line, type_names
+from lightning_resilience.core.failures import FailureClass
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import VERSION
 from lightning_resilience.errors import PeerFailedError
@@ -43,6 +44,7 @@ __all__ = [
     "is_echo",
     "is_notable",
     "is_shared",
+    "is_stop",
     "note_of",
     "outranks",
     "why_not_saved",
@@ -98,7 +100,8 @@ class PeerInterruption(BaseException):
         self.error = error
 
 
-_SIGNALS: Final = frozenset({"KeyboardInterrupt", "SIGTERMException"})
+# The last is of torch's launcher, whose handler a forked worker may have.
+_SIGNALS: Final = frozenset({"KeyboardInterrupt", "SIGTERMException", "SignalException"})
 _TRANSPORT_ERRORS: Final = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
 _TOGETHER: Final = "JointError"
 _ALONE: Final = "JointUnavailableError"
@@ -106,6 +109,11 @@ _ALONE: Final = "JointUnavailableError"
 _TRANSPORT_SOURCE: Final = "/gloo/"
 _STANDING: Final = {IncidentKind.ERROR.value: 2, IncidentKind.KILLED.value: 1}
 _NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
+
+
+def is_stop(error: BaseException) -> bool:
+    """Tell whether this exception stands for a request to stop."""
+    return not _SIGNALS.isdisjoint(type_names(error))
 
 
 def is_shared(error: BaseException) -> bool:
@@ -127,6 +135,8 @@ def is_echo(error: BaseException, *, was_woken: bool = False) -> bool:
         return True
     if not _TRANSPORT_ERRORS.isdisjoint(names) or isinstance(error, PeerFailedError):
         return True
+    if _TOGETHER in names and classify(error).failure is FailureClass.LOST:
+        return True
     return _ALONE in names or ("RuntimeError" in names and _TRANSPORT_SOURCE in one_line(error))
 
 
@@ -142,14 +152,15 @@ def incident_of(
         step: Training step that it has completed.
         writer: A fresh nonce.
     """
+    failure = classify(error).failure
+    was_told = is_shared(error) and failure is FailureClass.CANCELLED
     if is_an_echo:
         kind = IncidentKind.ECHO
-    elif _SIGNALS.isdisjoint(type_names(error)):
-        kind = IncidentKind.ERROR
-    else:
+    elif was_told or is_stop(error):
         kind = IncidentKind.SIGNAL
+    else:
+        kind = IncidentKind.ERROR
     line = one_line(error)
-    failure = classify(error).failure
     return IncidentRecord(
         rank=rank,
         kind=kind.value,

@@ -197,12 +197,14 @@ def created(*, writer: str) -> RestartRecord:
     return RestartRecord(writer=writer)
 
 
-def cause_of(incident: IncidentRecord | None, *, left: int) -> Cause:
+def cause_of(incident: IncidentRecord | None, *, left: int, is_called: bool = False) -> Cause:
     """Return why a start of the workers has ended.
 
     Args:
         incident: What workers and agents have told of it; None where nobody has told anything.
         left: Nodes that are not there any more.
+        is_called: Whether this agent's own workers were well: it has told them to stop, because of
+            other nodes.
     """
     is_echo = incident is not None and incident.kind == IncidentKind.ECHO.value
     if left and (incident is None or is_echo):
@@ -210,7 +212,7 @@ def cause_of(incident: IncidentRecord | None, *, left: int) -> Cause:
     if incident is None:
         return Cause.GROWN
     if incident.kind == IncidentKind.SIGNAL.value:
-        return Cause.PREEMPTED
+        return Cause.LEFT if left and is_called else Cause.PREEMPTED
     if incident.kind == IncidentKind.KILLED.value:
         return Cause.KILLED
     if incident.failure == FailureClass.PERMANENT.value:

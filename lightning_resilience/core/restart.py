@@ -30,6 +30,8 @@ from lightning_resilience.core.records import VERSION
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lightning_resilience.core.restart_config import RestartConfig
 
 
@@ -44,11 +46,13 @@ __all__ = [
     "lost",
     "next_incarnation",
     "restart_delay_s",
+    "with_urls",
 ]
 
 _FIRST_CONTACT_PER_NODE_S: Final = 0.02
 _FIRST_CONTACT_LEAST_S: Final = 0.3
 _FIRST_CONTACT_MOST_S: Final = 30.0
+_MOST_URLS: Final = 32
 _INCARNATION: Final = re.compile(r"(\d+)-")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -102,6 +106,22 @@ class StorageRecord(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
     urls: tuple[str, ...] = ()
     writer: str
+
+
+def with_urls(
+    found: StorageRecord | None, urls: Iterable[str], *, writer: str
+) -> StorageRecord | None:
+    """Return the record of what the workers use; None where it says that already.
+
+    Args:
+        found: What is there; None where nothing is.
+        urls: Directories, without credentials.
+        writer: A fresh nonce.
+    """
+    known = () if found is None else found.urls
+    new = tuple(dict.fromkeys(url for url in urls if url not in known))
+    # A job whose every fit has a directory of its own must not make it grow for ever.
+    return StorageRecord(urls=(*known, *new)[-_MOST_URLS:], writer=writer) if new else None
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["first_incident", "publish_incident"]
+__all__ = ["first_incident", "publish_incident", "tell_incident"]
 
 # A record is created, replaced by a cause, and lost with the store: each once, and some more.
 _ATTEMPTS: Final = 8
@@ -52,6 +52,23 @@ def publish_incident(keys: Keys, mine: IncidentRecord) -> Protocol[IncidentRecor
     # Order: after the record, so that whoever is woken reads it.
     yield bell
     return standing
+
+
+def tell_incident(keys: Keys, mine: IncidentRecord) -> Protocol[IncidentRecord]:
+    """Offer an incident, and wake nobody: whoever has to know why this rank has ended looks later.
+
+    Args:
+        keys: Names of the keys of this run and incarnation.
+        mine: Why this rank leaves, with a fresh writer nonce.
+
+    Returns:
+        The incident that stands, maybe another rank's.
+
+    Raises:
+        StoreUnavailableError: The shared store did not answer.
+        CorruptRecordError: What stands does not decode.
+    """
+    return (yield from _stand(keys.joint("incident", 0), mine))
 
 
 def _stand(key: str, mine: IncidentRecord) -> Protocol[IncidentRecord]:

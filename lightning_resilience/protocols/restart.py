@@ -107,14 +107,16 @@ def look_around(memory: Memory) -> Protocol[News]:
         StoreUnavailableError: The store did not answer.
     """
     keys = memory.keys
-    names = (keys.restarts, keys.joint("incident", 0), keys.joint("go", 0))
+    # The bell and not the incident: workers that have told why they leave are still leaving, and
+    # what they save meanwhile has its time. An agent rings when it has seen one end.
+    names = (keys.restarts, keys.joint("failed", 0), keys.joint("go", 0))
     values: list[bytes | None] = yield MultiGet(names)
-    record, incident, go = values
+    record, bell, go = values
     if record is None and memory.seen is None:
-        return News(is_over=incident is not None or go is not None)
+        return News(is_over=bell is not None or go is not None)
     found = yield from restart_record.look(memory, record)
     is_charged = quota.charged(found, memory.keys.incarnation)
-    return News(ending=found.ending, is_over=is_charged or incident is not None or go is not None)
+    return News(ending=found.ending, is_over=is_charged or bell is not None or go is not None)
 
 
 def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
@@ -188,7 +190,7 @@ def _closed(gate: Gate) -> Protocol[tuple[Closed, GoRecord | None]]:
     go = None if values[1] is None else decode(GoRecord, values[1], key=names[1])
     progress = None if values[2] is None else decode(ProgressRecord, values[2], key=names[2])
     # Workers that have failed without any word are a failure all the same.
-    cause = quota.cause_of(incident, left=gate.left)
+    cause = quota.cause_of(incident, left=gate.left, is_called=not gate.is_failure)
     if incident is None and gate.is_failure:
         cause = Cause.FAILED
     closed = Closed(

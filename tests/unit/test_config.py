@@ -293,3 +293,12 @@ def test_the_markdown_is_one_row_for_each_option() -> None:
     assert len(lines) == 2 + len(config.option_table())
     assert all(line.count("|") == 5 for line in lines)
     assert all(line.startswith("| ") and line.endswith(" |") for line in lines)
+
+
+def test_a_start_of_the_workers_and_its_run_are_as_the_agents_call_them() -> None:
+    """Those look under ``TORCHELASTIC_RUN_ID`` whatever it is, torchrun's own default as well."""
+    variables = {"LIGHTNING_RESILIENCE_INCARNATION": "3-n", "TORCHELASTIC_RUN_ID": "none"}
+    named = config.read_environment({**variables, "LIGHTNING_RESILIENCE_RUN_ID": "mine"})
+
+    assert (named.incarnation, named.agents_run_id, named.run_id) == ("3-n", "none", "mine")
+    assert config.read_environment({}).incarnation is None

@@ -77,6 +77,7 @@ class Alone:
         retaining: What this rank knows of its checkpoints, for removals.
         removals: What is still to be removed.
         spooling: What waits on this node until storage is well; None where nothing does.
+        on_saved: Called with the training step of each checkpoint that is verified, in any thread.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Alone:
         self.retaining = Retaining()
         self.removals: Removals
         self.spooling: Spooling | None = None
+        self.on_saved: Callable[[int], None] | None = None
         self.breakers = Breakers(member, policy=policy, driver=driver, link=Link(), hosts=hosts)
 
     def call(self, op: str, work: Work, *, kind: str, collective: bool = False) -> GuardedCall:
@@ -140,7 +142,7 @@ class Alone:
         if spooling is None or not may_be_spooled(work.url):
             with self.retaining.writing(work.url):
                 done = self.run("save", work, kind="write")
-            self.tell(work.url, done)
+            self.tell(work.url, done, step=work.step)
             return
         spooling.divert(work)
         with spooling.saving(work.url):
@@ -150,14 +152,14 @@ class Alone:
                     ending.stage = Stage.SPOOLED
             # Order: while an older one of that path is still held back.
             if ending.stage is Stage.VERIFIED:
-                self.saved(work.url, done)
+                self.saved(work.url, done, step=work.step)
         spooling.reconsider()
 
-    def saved(self, url: str, done: Guarded) -> None:
+    def saved(self, url: str, done: Guarded, *, step: int | None = None) -> None:
         """Report a checkpoint that is in storage, and let go an older one that waits for it."""
         if self.spooling is not None:
             self.spooling.saved(url)
-        self.tell(url, done)
+        self.tell(url, done, step=step)
 
     def question(self, url: str) -> Work:
         """Return the question whether a checkpoint exists, in storage or on this node."""
@@ -170,8 +172,10 @@ class Alone:
 
         return Asked(storage, url, ask, instead=partial(spooling.is_known, url))
 
-    def tell(self, url: str, done: Guarded) -> None:
-        """Report a checkpoint that was saved, where its size is known."""
+    def tell(self, url: str, done: Guarded, *, step: int | None = None) -> None:
+        """Report a checkpoint that was saved: its step and its size, where those are known."""
+        if self.on_saved is not None and step is not None:
+            self.on_saved(step)
         if done.value is not None:
             self.driver.sink.emit(
                 CheckpointPublished(

@@ -25,6 +25,7 @@ from lightning_resilience.adapters.lightning.options import check_options
 from lightning_resilience.adapters.lightning.patches import Patches
 from lightning_resilience.adapters.lightning.pausing import Pausing
 from lightning_resilience.adapters.lightning.progress import BarSink
+from lightning_resilience.adapters.lightning.reporting import hook_reporting, report_exception
 from lightning_resilience.adapters.lightning.resilient_io import adopt_options
 from lightning_resilience.adapters.lightning.sharded import complete_teardown, hook_sharded
 from lightning_resilience.adapters.lightning.signals import Termination
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.lightning.breakers import BreakerReport
     from lightning_resilience.adapters.lightning.options import Options
+    from lightning_resilience.adapters.lightning.reporting import Reporting
     from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.config import Environment
     from lightning_resilience.core.admission import AdmissionConfig
@@ -191,6 +193,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         self._patches = Patches()
         self._termination: Termination | None = None
         self._boundary: Boundary | None = None
+        self._reporting: Reporting | None = None
         self._is_failing = False
         self._audible = contextlib.ExitStack()
         self._reports: dict[str, BreakerReport] = {}
@@ -203,6 +206,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             "_patches",
             "_termination",
             "_boundary",
+            "_reporting",
             "_audible",
         )
         return {name: value for name, value in vars(self).items() if name not in running}
@@ -241,6 +245,9 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             options = adopt_options(self._options, trainer.strategy.checkpoint_io)
             self._session = self._open_session(trainer, environment, options)
             self._hook(trainer, self._session, saving)
+            self._reporting = hook_reporting(
+                trainer, self._session, environment, patches=self._patches
+            )
             self._session.background = hook_background(
                 trainer, self._session, self._patches, limit=self._joint.max_pending_saves
             )
@@ -254,13 +261,14 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Tell the other ranks, and let checkpoints that are saved on it have their waits."""
-        del trainer, pl_module
+        del pl_module
         self._is_failing = True
         failing = None if self._session is None else self._session.failing
         if failing is None:
             tell_of_ended_group(exception)
         else:
             failing.leave(exception)
+        report_exception(trainer, self._reporting, exception)
         if self._termination is not None:
             self._termination.acknowledge()
 
@@ -354,6 +362,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
     def _close(self) -> None:
         session, self._session = self._session, None
         boundary, self._boundary = self._boundary, None
+        reporting, self._reporting = self._reporting, None
         termination, self._termination = self._termination, None
         self._patches.undo()
         if boundary is not None:
@@ -364,6 +373,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             if session is not None:
                 self._end(session)
         finally:
+            if reporting is not None:
+                reporting.close()
             self._audible.close()
 
     def _end(self, session: Session) -> None:

@@ -52,6 +52,7 @@ class StagedSave(Work):
         self.checkpoint = checkpoint
         self.origin = origin_of(checkpoint, storage)
         self._nonce = nonce
+        self.step = self.origin.step
         self._commit = Commit(self.origin, nonce=nonce)
         self._known: Progress[Staged] = Progress()
         self._names: list[str] = []

@@ -69,6 +69,9 @@ class Failing:
         driver: Runs protocols; its waits end when another rank has left.
         step: Tells the training step that this rank has completed.
 
+    Attributes:
+        told: The incident that stands, once this rank has left alone and told the others.
+
     Note:
         Made and used by the thread that trains; an alarm's thread learns of other ranks.
     """
@@ -77,6 +80,7 @@ class Failing:
         self._member = member
         self._driver = driver
         self._step = step
+        self.told: IncidentRecord | None = None
         self._thread = threading.current_thread()
         self._has_left = threading.Event()
         self._is_agreed = False
@@ -127,7 +131,7 @@ class Failing:
             step=self._step(),
             writer=self._driver.dice.nonce(),
         )
-        standing = self._publish(mine)
+        standing = self.told = self._publish(mine)
         if isinstance(error, PeerFailedError):
             return error
         peer = self._peer

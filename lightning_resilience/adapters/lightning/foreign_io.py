@@ -119,6 +119,7 @@ class LocalSave(_OnThisNode):
     ) -> None:
         super().__init__(storage, url, nonce=nonce, call=call)
         self.origin = origin or Origin(run=storage.run_id)
+        self.step = self.origin.step
         self._commit = Commit(self.origin, nonce=nonce)
         self._known: Progress[Publication] = Progress()
 

@@ -131,7 +131,7 @@ class Publisher:
             return
         self._shelf.written(item.path, now_s=alone.driver.clock.now_s())
         alone.retaining.published(kept.entry.path, kept.entry.number)
-        alone.tell(kept.entry.path, done)
+        alone.tell(kept.entry.path, done, step=kept.entry.step)
         self._make_link(item)
         self._shelf.take_off(item, is_dropped=True)
 

@@ -121,7 +121,7 @@ class Session:
             if self.flushing is not None:
                 ending.stage = self.flushing.storeless.saved(url, result)
         if ending.stage is Stage.VERIFIED and result.value is not None:
-            self.alone.saved(url, result.value)
+            self.alone.saved(url, result.value, step=None if work is None else work.step)
 
     def load(self, url: str, work: Work) -> Any:
         """Load a checkpoint; every rank has ``work``.

@@ -232,6 +232,7 @@ class Commit(Work):
         self._expected = expected
         self._metadata = metadata
         self._done = done
+        self.step = done.step
         self._known: Progress[int | None] = Progress()
 
     def attempt(self, token: CancelToken) -> Manifest:

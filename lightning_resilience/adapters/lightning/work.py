@@ -74,6 +74,8 @@ class Work(ABC):
     """Why it is never spooled; empty where it can be."""
     waits_because = ""
     """Why it has no other way, to be said where it meets an outage; empty where nothing is said."""
+    step: int | None = None
+    """Training step of the checkpoint that is saved; None where that is not known."""
 
     def __init__(self, storage: Storage, url: str) -> None:
         self.storage = storage

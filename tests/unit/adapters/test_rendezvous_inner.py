@@ -144,3 +144,14 @@ def test_a_handler_without_a_server_has_no_new_client() -> None:
     del host
 
     assert not within.reconnect(inner)
+
+
+def test_process_groups_of_two_rounds_do_not_share_a_store(joined: Any) -> None:
+    """Where ranks of the first could be reached is not what the second one finds."""
+    before = joined._bootstrap_store_info.master_port
+    assert joined.next_rendezvous().bootstrap_store_info.master_port == before
+
+    within.forget_workers_store(joined)
+    after = joined.next_rendezvous().bootstrap_store_info
+
+    assert after.master_port != before

@@ -66,6 +66,13 @@ def test_an_exception_says_what_it_is(error: BaseException, kind: str) -> None:
     assert found.error.startswith(type(error).__name__)
 
 
+def test_a_stop_by_torchs_launcher_is_a_request_to_stop() -> None:
+    """Its handler raises an exception of its own in a worker that is a fork of the agent."""
+    error = type("SignalException", (Exception,), {})("got signal: 15")
+
+    assert incident_of(error, is_an_echo=False, rank=0, step=1, writer="w").kind == "signal"
+
+
 def test_whatever_follows_a_waking_is_an_echo() -> None:
     """A rank whose collectives were ended fails for that; a request to stop stays one."""
     assert is_echo(ValueError("no default process group"), was_woken=True)

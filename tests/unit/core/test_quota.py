@@ -243,6 +243,15 @@ def test_the_cause_is_what_was_told_else_who_is_there(
     assert quota.cause_of(told, left=left) is cause
 
 
+def test_workers_that_were_told_to_stop_because_a_node_left_are_not_preempted() -> None:
+    """Else nodes that come and go would cost nothing, since each stop tells of itself."""
+    told = incident("signal")
+
+    assert quota.cause_of(told, left=1, is_called=True) is Cause.LEFT
+    assert quota.cause_of(told, left=0, is_called=True) is Cause.PREEMPTED
+    assert quota.cause_of(told, left=1, is_called=False) is Cause.PREEMPTED
+
+
 def test_a_record_survives_the_way_through_the_store() -> None:
     """With charges and ending."""
     record = quota.ended(

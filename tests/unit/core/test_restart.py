@@ -18,6 +18,7 @@ from lightning_resilience.core.restart import (
     incarnation_of,
     next_incarnation,
     restart_delay_s,
+    with_urls,
 )
 from lightning_resilience.core.restart_config import RestartConfig
 
@@ -100,3 +101,20 @@ def test_the_readme_has_the_table_of_statuses() -> None:
         (int(code), words_of(code)[0]) for code in ExitCode
     ]
     assert all(f"{code} {name} {when}" in doc for code, name, when in cells)
+
+
+def test_directories_are_told_once_and_the_latest_are_kept() -> None:
+    """A job whose every fit has a directory of its own does not make the record grow for ever."""
+    first = with_urls(None, ["s3://b/a", "s3://b/a"], writer="1")
+    assert first is not None
+    assert first.urls == ("s3://b/a",)
+    assert with_urls(first, ["s3://b/a"], writer="2") is None
+    assert with_urls(None, [], writer="2") is None
+
+    record = first
+    for number in range(100):
+        found = with_urls(record, [f"s3://b/{number}"], writer="3")
+        assert found is not None
+        record = found
+
+    assert record.urls == tuple(f"s3://b/{number}" for number in range(68, 100))

@@ -13,7 +13,11 @@ from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.errors import CorruptRecordError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
-from lightning_resilience.protocols.incident import first_incident, publish_incident
+from lightning_resilience.protocols.incident import (
+    first_incident,
+    publish_incident,
+    tell_incident,
+)
 from tests.scripted_driver import Away, Crash, Fault, Task, World, run
 
 
@@ -44,6 +48,19 @@ def test_who_leaves_writes_the_record_and_then_rings() -> None:
     assert [type(effect) for effect in task.performed] == [fx.CompareAndSet, fx.Set]
     assert world.values[BELL]
     assert run(first_incident(KEYS), world) == mine
+
+
+def test_who_only_tells_wakes_nobody() -> None:
+    """The record is there for whoever looks, by the same order, and there is no bell."""
+    world = World()
+
+    run(tell_incident(KEYS, record("signal", 0)), world)
+    standing_one = run(tell_incident(KEYS, record("error", 1)), world)
+    run(tell_incident(KEYS, record("error", 2)), world)
+
+    assert standing_one == record("error", 1)
+    assert standing(world) == record("error", 1)
+    assert BELL not in world.values
 
 
 def test_nothing_stands_where_nobody_has_left() -> None:

@@ -21,7 +21,7 @@ from lightning_resilience.errors import CorruptRecordError, StoreUnavailableErro
 from lightning_resilience.protocols import effects as fx, restart_record
 from lightning_resilience.protocols.circuit import begin
 from lightning_resilience.protocols.incarnation import tell_progress
-from lightning_resilience.protocols.incident import publish_incident
+from lightning_resilience.protocols.incident import publish_incident, tell_incident
 from lightning_resilience.protocols.restart import Dependency, Gate, News, look_around, pass_gate
 from lightning_resilience.protocols.restart_record import Memory, Mirror
 from tests import scenes
@@ -312,6 +312,15 @@ def test_who_looks_around_sees_that_others_are_at_the_gate() -> None:
     assert [type(e) for e in task.performed if isinstance(e, (fx.Get, fx.MultiGet))] == [
         fx.MultiGet
     ]
+
+
+def test_workers_that_have_told_why_they_leave_are_not_over_yet() -> None:
+    """What they save meanwhile has its time: an agent rings once it has seen one end."""
+    world = World()
+
+    run(tell_incident(keys(), failed()), world)
+
+    assert run(look_around(Memory(keys())), world) == News()
 
 
 def test_who_looks_around_sees_how_the_job_has_ended() -> None:

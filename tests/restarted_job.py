@@ -1,0 +1,206 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A training job of two nodes whose agents are torch's own, with our rendezvous backend.
+
+Agents are forked from the warm interpreter, and fork their workers: torch's agent and its launcher
+are the real ones, and no start of a worker takes the seconds that an import does. Each start of a
+worker leaves a line in a file, and the agents leave the reason of the end in another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from lightning_resilience.adapters.rendezvous_entry import resilient
+from tests.faulty_filesystem import FaultPlan
+from tests.lightning_job import Job, run_rank
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.warm_python import Process, WarmPython
+
+
+HANG_S = 150.0
+"""No job of these tests takes nearly as long; longer than this is a hang."""
+
+OPTIONS = {
+    "keep_alive_interval": 2,
+    # Tests of other files may keep an agent from running for seconds.
+    "keep_alive_max_attempt": 20,
+    "last_call_timeout": 1,
+    "restart_base_delay_s": 0.2,
+    "restart_max_delay_s": 0.4,
+    "settle_s": 0.5,
+    "linger_s": 10.0,
+}
+"""Options of the rendezvous, scaled down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What befalls one rank.
+
+    Args:
+        rank: The rank.
+        at: Training step before which it happens, for the first start of the workers, the second,
+            and so on; in later ones nothing happens.
+        kind: What is raised; or the name of a signal that the process gets.
+    """
+
+    rank: int
+    at: tuple[int, ...]
+    kind: str = "ValueError"
+
+
+class Befalls(lightning.pytorch.Callback):
+    """Lets a fault happen.
+
+    Args:
+        fault: The fault.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """Raise, or have the process told to stop."""
+        fault, start = self._fault, _start_number()
+        is_due = start <= len(fault.at) and trainer.global_step == fault.at[start - 1]
+        if trainer.global_rank != fault.rank or not is_due:
+            return
+        if fault.kind.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[fault.kind])
+            return
+        errors: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
+        message = f"the batch is bad, {time.time()}"
+        raise errors[fault.kind](message)
+
+
+def befall(trainer: Any, fault: Fault) -> None:
+    """Let a fault happen to a Trainer."""
+    trainer.callbacks.insert(0, Befalls(fault))
+
+
+def make_job(folder: str, fault: Fault | None = None, **options: Any) -> Job:
+    """Make a job of two nodes with one rank each, which goes on from its last checkpoint."""
+    trainer = {"devices": 1, "num_nodes": 2, **options.pop("trainer", {})}
+    before = None if fault is None else partial(befall, fault=fault)
+    return Job(folder=folder, trainer=trainer, before=before, resume="last", **options)
+
+
+def _start_number() -> int:
+    return int(os.environ["LIGHTNING_RESILIENCE_INCARNATION"].partition("-")[0])
+
+
+def run_worker(job: Job, home: str) -> None:
+    """Note the start, and train."""
+    # The agent's own, which a worker that is no fork does not have.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    rank, start = os.environ["RANK"], _start_number()
+    with Path(home, "starts").open("a", encoding="utf-8") as file:
+        file.write(f"{start} {rank}\n")
+    run_rank(job, f"{home}/report-{start}-{rank}.json")
+
+
+def run_agent(job: Job, home: str, options: Mapping[str, Any], port: int) -> None:
+    """Run one node's agent to its end."""
+    os.setsid()
+    with contextlib.suppress(ValueError):
+        # Where the package is installed, torch has found it.
+        rendezvous_handler_registry.register("resilient", resilient())
+    config = LaunchConfig(
+        min_nodes=2,
+        max_nodes=2,
+        nproc_per_node=1,
+        run_id="job",
+        rdzv_backend="resilient",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_configs=dict(options),
+        max_restarts=20,
+        monitor_interval=0.1,
+        start_method="fork",
+        local_addr="127.0.0.1",
+    )
+    elastic_launch(config, run_worker)(job, home)
+
+
+@dataclass(kw_only=True)
+class Agents:
+    """Two agents that have been started.
+
+    Args:
+        home: Folder with logs and reports.
+        processes: One for each agent.
+    """
+
+    home: Path
+    processes: list[Process] = field(default_factory=list)
+
+    def wait(self) -> list[int]:
+        """Return the agents' exit statuses."""
+        return [process.wait(HANG_S) for process in self.processes]
+
+    @property
+    def starts(self) -> list[int]:
+        """How many workers were started, in the first start, the second, and so on."""
+        lines = (self.home / "starts").read_text(encoding="utf-8").split("\n")
+        numbers = [int(line.partition(" ")[0]) for line in lines if line]
+        return [numbers.count(number) for number in range(1, max(numbers, default=0) + 1)]
+
+    def reason(self, node: int) -> str:
+        """Return the reason that an agent has left."""
+        path = self.home / f"reason-{node}.json"
+        return json.dumps(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else ""
+
+    def told(self) -> str:
+        """Return all logs, for the message of a failed assertion."""
+        return "\n".join(f"--- {each.log.name}\n{each.text()}" for each in self.processes)
+
+    def end(self) -> None:
+        """Leave nothing of them behind."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def start_agents(
+    warm: WarmPython, job: Job, home: Path, *, plan: FaultPlan | None = None, **options: Any
+) -> Agents:
+    """Start two agents.
+
+    Args:
+        warm: Makes the processes.
+        job: What their workers do.
+        home: Folder for logs and reports.
+        plan: The faults of the job's filesystem.
+        options: More options of the rendezvous.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    plan = plan or FaultPlan.write(home / "no-faults")
+    environment = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo"}
+    agents = Agents(home=home)
+    for node in range(2):
+        given = {**OPTIONS, **options, "termination_log": str(home / f"reason-{node}.json")}
+        log = home / f"agent-{node}.log"
+        args = (job, str(home), given, port)
+        process = warm.start(run_agent, *args, log=log, environment=environment)
+        agents.processes.append(process)
+    return agents
