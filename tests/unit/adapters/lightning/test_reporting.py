@@ -155,6 +155,20 @@ def test_what_ends_training_is_told_with_the_step_and_once() -> None:
     assert store.get(KEYS.joint("failed", 0)) is None
 
 
+def test_a_rank_leaves_once() -> None:
+    """The stage tells first; the hook for exceptions comes by with the same one."""
+    store = Held()
+    store.answers.set()
+    mine, error = reporting(store), ValueError("bad")
+
+    mine.leave(error)
+    asked = store.asked
+    mine.leave(error)
+
+    assert asked > 0
+    assert store.asked == asked
+
+
 def test_another_rank_tells_nothing_of_what_it_did_not_cause() -> None:
     """The store has one server, and all ranks leave at the same moment."""
     store = MemoryStore()
