@@ -26,8 +26,8 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_resilience.core.evidence import without_credentials
-from lightning_resilience.core.failures import NAMES
 from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.failures import NAMES
 from lightning_resilience.core.incident import (
     TRANSPORT_SOURCE,
     IncidentKind,
