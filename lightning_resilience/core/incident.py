@@ -35,6 +35,7 @@ from lightning_resilience.errors import PeerFailedError
 
 
 __all__ = [
+    "TRANSPORT_SOURCE",
     "IncidentKind",
     "IncidentRecord",
     "PeerInterruption",
@@ -105,8 +106,8 @@ _SIGNALS: Final = frozenset({"KeyboardInterrupt", "SIGTERMException", "SignalExc
 _TRANSPORT_ERRORS: Final = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError"})
 _TOGETHER: Final = "JointError"
 _ALONE: Final = "JointUnavailableError"
-# gloo raises plain RuntimeErrors, and names the line of its source.
-_TRANSPORT_SOURCE: Final = "/gloo/"
+TRANSPORT_SOURCE: Final = "/gloo/"
+"""gloo raises plain RuntimeErrors, and names the line of its source."""
 _STANDING: Final = {IncidentKind.ERROR.value: 2, IncidentKind.KILLED.value: 1}
 _NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
 
@@ -137,7 +138,7 @@ def is_echo(error: BaseException, *, was_woken: bool = False) -> bool:
         return True
     if _TOGETHER in names and classify(error).failure is FailureClass.LOST:
         return True
-    return _ALONE in names or ("RuntimeError" in names and _TRANSPORT_SOURCE in one_line(error))
+    return _ALONE in names or ("RuntimeError" in names and TRANSPORT_SOURCE in one_line(error))
 
 
 def incident_of(

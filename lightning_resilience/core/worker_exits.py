@@ -7,6 +7,7 @@ the worker                      is              because
 ==============================  ==============  ====================================================
 has left a file with an error   ``error``       it is the worker's own word
 SIGTERM, SIGINT, SIGHUP         ``signal``      somebody asked it to stop
+status 143                      ``signal``      so the callback has it end then
 SIGKILL                         ``killed``      nobody heeds that: a person, or the kernel, which
                                                 was out of memory
 SIGABRT                         ``echo``        a watchdog that waited for another rank in vain ends
@@ -25,8 +26,14 @@ from __future__ import annotations
 from typing import Final
 
 from lightning_resilience.core.evidence import without_credentials
+from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.failures import NAMES
-from lightning_resilience.core.incident import IncidentKind, IncidentRecord, fingerprint_of
+from lightning_resilience.core.incident import (
+    TRANSPORT_SOURCE,
+    IncidentKind,
+    IncidentRecord,
+    fingerprint_of,
+)
 
 
 __all__ = ["incident_of_exit"]
@@ -82,7 +89,10 @@ def _kind_of(status: int, message: str) -> IncidentKind:
         name = _type_in(message)
         if name in _STOPS:
             return IncidentKind.SIGNAL
-        return IncidentKind.ECHO if name in _ECHOES else IncidentKind.ERROR
+        is_echo = name in _ECHOES or (name == "RuntimeError" and TRANSPORT_SOURCE in message)
+        return IncidentKind.ECHO if is_echo else IncidentKind.ERROR
+    if status == ExitCode.PREEMPTED:
+        return IncidentKind.SIGNAL
     if status >= 0:
         return IncidentKind.EXIT
     return _SIGNALS.get(-status, ("", IncidentKind.ERROR))[1]

@@ -36,6 +36,20 @@ def test_the_record_keeps_the_error_of_which_the_others_died(
         assert told in agents.reason(node)
 
 
+def test_a_worker_that_was_killed_is_not_hidden_by_what_the_others_say(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """It has said nothing, and rank 0 leaves with the error of its transport."""
+    fault = Fault(rank=1, at=(3,), kind="SIGKILL")
+
+    agents = launch(make_job(f"{tmp_path}/checkpoints", fault), restart_quota=0)
+
+    assert agents.wait() == [86, 86], agents.told()
+    assert agents.starts == [2]
+    for node in range(2):
+        assert "Rank 1 was killed" in agents.reason(node)
+
+
 def test_a_worker_that_is_told_to_stop_from_outside_is_not_charged(
     launch: Launch, tmp_path: Path
 ) -> None:

@@ -64,6 +64,12 @@ def test_a_verdict_about_a_stop_or_a_silent_rank_is_no_error(error: Exception, k
     assert told(error)[0].kind == kind
 
 
+@pytest.mark.parametrize("outcome", ["transient", "throttle", "auth", "permanent", "capacity"])
+def test_a_verdict_is_told_with_the_class_that_all_ranks_have_agreed_on(outcome: str) -> None:
+    """It decides whether another start is of use."""
+    assert told(verdict(outcome, 0))[0].failure == outcome
+
+
 def test_an_agreed_stop_is_told_by_rank_zero_alone() -> None:
     """All ranks have the same exception, and one account is enough."""
     accounts = told(SIGTERMException(), is_together=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch
 import pytest
 import torch.distributed as dist
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
 from lightning_resilience.adapters.lightning.reporting import Reporting
 from lightning_resilience.adapters.telemetry import LoggingSink
@@ -154,6 +155,20 @@ def test_what_ends_training_is_told_with_the_step_and_once() -> None:
     assert store.get(KEYS.joint("failed", 0)) is None
 
 
+def test_a_rank_leaves_once() -> None:
+    """The stage tells first; the hook for exceptions comes by with the same one."""
+    store = Held()
+    store.answers.set()
+    mine, error = reporting(store), ValueError("bad")
+
+    mine.leave(error)
+    asked = store.asked
+    mine.leave(error)
+
+    assert asked > 0
+    assert store.asked == asked
+
+
 def test_another_rank_tells_nothing_of_what_it_did_not_cause() -> None:
     """The store has one server, and all ranks leave at the same moment."""
     store = MemoryStore()
@@ -270,6 +285,60 @@ def test_a_fit_tells_its_storage_and_its_newest_checkpoint(
     assert incident(Reader(server)) is None
 
 
+class OwnIO(TorchCheckpointIO):
+    """A user's own, which saves as the stock one does."""
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save."""
+        super().save_checkpoint(*args, **kwargs)
+
+
+@pytest.mark.parametrize("plugin", [AsyncCheckpointIO, OwnIO])
+def test_whoever_writes_checkpoints_their_steps_are_told(
+    plugin: Callable[[], Any], server: dist.TCPStore, faulty: Callable[..., Any]
+) -> None:
+    """From the thread that writes in the background, too, with the step that it has written."""
+    fit(faulty(trainer={"plugins": [plugin()]}))
+
+    assert progress(Reader(server)) == (4, 4)
+
+
+@pytest.mark.usefixtures("server")
+def test_a_checkpoint_that_is_published_late_is_progress_to_its_own_step(
+    faulty: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training has gone on meanwhile, but after a restart it would not be there."""
+    told: list[int] = []
+    monkeypatch.setattr(Reporting, "saved", lambda _self, step: told.append(step))
+    rule = Rule(operations=("put_file",), error="reset", lasting_s=1.0)
+    options = {"on_outage": "spool", "spool": {"flush_timeout_s": 30.0}}
+
+    fit(faulty(rule, options=options))
+
+    assert sorted(told) == [2, 4]
+
+
+def test_the_agents_know_before_anybody_may_block(
+    server: dist.TCPStore, faulty: Callable[..., Any]
+) -> None:
+    """A callback that stands before ours, and takes its time to clean up."""
+    seen: list[Any] = []
+
+    class CleansUp(FailsAt):
+        """Looks what has been told by then."""
+
+        def on_exception(self, *_: Any) -> None:
+            """Look."""
+            seen.append(incident(Reader(server)))
+
+    trainer = make_trainer(faulty())
+    trainer.callbacks.insert(0, CleansUp(3))
+    with pytest.raises(ValueError, match="bad"):
+        trainer.fit(make_model(), make_data())
+
+    assert [each.error for each in seen] == ["ValueError: bad"]
+
+
 def test_a_checkpoint_that_waits_on_the_node_is_no_progress(
     server: dist.TCPStore, faulty: Callable[..., Any]
 ) -> None:
@@ -281,6 +350,20 @@ def test_a_checkpoint_that_waits_on_the_node_is_no_progress(
 
     assert progress(Reader(server)) == (3, -1)
     assert incident(Reader(server)).error == "ValueError: bad"
+
+
+def test_a_program_that_survives_an_error_is_not_over(
+    server: dist.TCPStore, faulty: Callable[..., Any]
+) -> None:
+    """It has caught what one fit raised; the next one begins with nothing told against it."""
+    fail(faulty(folder="memory://first"), 3)
+    assert incident(Reader(server)) is not None
+
+    fit(faulty(folder="memory://second"))
+
+    assert incident(Reader(server)) is None
+    told = found(Reader(server), KEYS.storage, StorageRecord)
+    assert told.urls == ("memory://first", "memory://second")
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")

@@ -167,6 +167,11 @@ def test_a_save_is_complete_with_its_last_step(steps: Steps, storage: Storage, u
     assert found(storage, parent_of(url)) == COMPLETE
 
 
+def test_it_is_known_which_step_is_saved(steps: Steps) -> None:
+    """Whoever reports progress reads it there."""
+    assert steps.commit().step == DONE.step == 4
+
+
 def test_the_manifest_comes_last_and_lists_every_file(
     steps: Steps, storage: Storage, url: str
 ) -> None:
