@@ -1553,9 +1553,9 @@ MUTANTS: tuple[Mutant, ...] = (
         story="the order of a listing is as good as any",
         edits=(
             _edit(
-                "core/resolution.py",
-                "    return sorted(set(candidates), key=rank, reverse=True)",
-                "    return sorted(set(candidates), key=rank)",
+                "core/candidates.py",
+                "    return sorted(items, key=rank, reverse=True)",
+                "    return sorted(items, key=rank)",
             ),
         ),
         found_by=("I9",),
@@ -1567,10 +1567,10 @@ MUTANTS: tuple[Mutant, ...] = (
         edits=(
             _edit(
                 "core/fallback.py",
-                "        (rejected if seen.rejected else doubted).append(seen)\n    chosen",
-                "        (rejected if seen.rejected else doubted).append(seen)\n"
-                "        break\n"
-                "    chosen",
+                "(self.rejected if seen.rejected else self._doubted).append(seen)\n        marked",
+                "(self.rejected if seen.rejected else self._doubted).append(seen)\n"
+                "            break\n"
+                "        marked",
             ),
         ),
         found_by=("I9",),

@@ -38,6 +38,7 @@ from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.shards import Saving
 from lightning_resilience.core.spool import flush_s, plan_for
 from lightning_resilience.core.spooled import SpoolEntry, may_be_spooled, why_saves_wait
+from lightning_resilience.core.store_loss import is_deferred
 from lightning_resilience.errors import CorruptCheckpointError
 
 
@@ -127,7 +128,8 @@ class Flushing:
             return session.alone.removals.rest(ends_at_s)
 
         told = session.on_rank_zero("flush", self._root, wait, is_guarded=False)
-        carry_out_the_rest(session, told.detail)
+        if not is_deferred(told):
+            carry_out_the_rest(session, told.detail)
 
     def _load(
         self, inner: Callable[..., Any], checkpoint_path: Any, *args: Any, **kwargs: Any
