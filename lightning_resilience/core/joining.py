@@ -113,21 +113,52 @@ def ending_of(failure: JoinFailure, text: str, *, is_first: bool, elapsed_s: flo
 class Joining:
     """One agent's attempts to join one round. One thread.
 
+    Each attempt passes the gate first: what the job shares may have become ill since the last one.
+
     Args:
         join_s: How long it tries to reach the store, in seconds.
         started_at_s: When it began, on its own clock.
         attempts: Failed attempts so far.
         late: How often others have not come in time.
+        is_through: Whether it has passed the gate since others were waited for in vain.
     """
 
     join_s: float
     started_at_s: float
     attempts: int = 0
     late: int = 0
+    is_through: bool = False
 
     def begin(self, *, now_s: float) -> None:
         """Begin anew, with all time left."""
         self.started_at_s, self.attempts = now_s, 0
+
+    def passed(self, *, came_at_s: float, now_s: float) -> None:
+        """Take note that the gate was passed: the time at it is not held against joining.
+
+        Args:
+            came_at_s: When this attempt came to the gate, on its own clock.
+            now_s: Now.
+        """
+        if self.is_through:
+            self.started_at_s += now_s - came_at_s
+        else:
+            self.is_through = True
+            self.begin(now_s=now_s)
+
+    def held(self, *, came_at_s: float, answered_at_s: float, now_s: float) -> None:
+        """Take note that the store has failed at the gate: it was silent from its last answer on.
+
+        Whoever waits at the gate for an hour, and then loses one answer, has not been without a
+        store for an hour.
+
+        Args:
+            came_at_s: When this attempt came to the gate, on its own clock.
+            answered_at_s: When the store has answered last.
+            now_s: Now.
+        """
+        if answered_at_s >= came_at_s:
+            self.begin(now_s=now_s)
 
     def pause_s(self, failure: JoinFailure, *, now_s: float, draw: float) -> float | None:
         """Return how long to wait before the next attempt; None where there is none.
@@ -143,6 +174,8 @@ class Joining:
         pause_s = delay_s(self.attempts, base_s=_BASE_S, cap_s=_CAP_S, draw=draw)
         if failure is JoinFailure.LATE:
             self.late += 1
+            # Others may be held up by what has become ill since: they are joined when it is well.
+            self.is_through = False
             return None if self.late > _MOST_LATE else pause_s
         bound_s = min(_FOREIGN_S, self.join_s) if failure is JoinFailure.FOREIGN else self.join_s
         rest_s = self.started_at_s + bound_s - now_s
@@ -159,6 +192,7 @@ class Watch:
         looks_at_s: When it looks around next, on its own clock.
         waiting: Nodes that were waiting at the last answer.
         silent_since_s: Since when the store has not answered; None while it does.
+        is_called: Whether the workers are restarted because of other agents.
     """
 
     every_s: float
@@ -166,6 +200,12 @@ class Watch:
     looks_at_s: float = float("-inf")
     waiting: int = 0
     silent_since_s: float | None = None
+    is_called: bool = False
+
+    def told(self, waiting: int) -> int:
+        """Take note of what the agent is told of nodes that wait: more than none calls it."""
+        self.is_called = self.is_called or bool(waiting)
+        return waiting
 
     def is_due(self, *, now_s: float) -> bool:
         """Tell whether to look around now; where so, the next time is set."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.keys import Keys
     from lightning_resilience.core.lease import Sighting
     from lightning_resilience.core.quota import Closed, Ending
+    from lightning_resilience.core.restart import GoRecord
     from lightning_resilience.core.restart_config import RestartConfig
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
@@ -85,19 +86,37 @@ class Memory:
     Attributes:
         seen: The latest record; None before the first look.
         sighting: Since when this agent has seen exactly that.
+        answered_at_s: When the store has answered last, on this agent's clock.
     """
 
-    __slots__ = ("keys", "mirror", "seen", "sighting")
+    __slots__ = ("_go", "answered_at_s", "keys", "mirror", "seen", "sighting")
 
     def __init__(self, keys: Keys, *, mirror: Mirror | None = None) -> None:
         self.keys = keys
         self.mirror = mirror
         self.seen: RestartRecord | None = None
         self.sighting: Sighting | None = None
+        self.answered_at_s = float("-inf")
+        self._go: Sighting | None = None
+
+    def followed_by(self, keys: Keys, *, mirror: Mirror | None = None) -> Memory:
+        """Return what the same agent remembers where other keys count: of the next start."""
+        following = Memory(keys, mirror=mirror)
+        following.seen, following.sighting = self.seen, self.sighting
+        following.answered_at_s, following._go = self.answered_at_s, self._go
+        return following
+
+    def rest_s(self, go: GoRecord, *, now_s: float) -> float:
+        """Return what is left of the delay that was agreed, from when this agent has first seen it.
+
+        An agent that comes to the gate once more, because the store has failed, does not wait anew.
+        """
+        self._go = lease.observe(self._go, (self.keys.incarnation, go.writer), now_s=now_s)
+        return max(0.0, self._go.first_seen_at_s + go.delay_s - now_s)
 
     def note(self, record: RestartRecord, *, now_s: float) -> float:
         """Take note of what is there; return for how long this agent has seen that, in seconds."""
-        self.seen = record
+        self.seen, self.answered_at_s = record, now_s
         self.sighting = lease.observe(self.sighting, (record.epoch, record.writer), now_s=now_s)
         return now_s - self.sighting.first_seen_at_s
 
