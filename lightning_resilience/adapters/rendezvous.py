@@ -263,7 +263,7 @@ class ResilientHandler(RendezvousHandler):
                 found = names.run(name_round(nodes=info.world_size, before=before))
                 store.run(announce(store.keys(""), found))
             else:
-                deadline_at_s = names.now_s() + self._options.join_s
+                deadline_at_s = names.now_s() + self._options.naming_s
                 found = names.run(read_name(deadline_at_s=deadline_at_s))
         finally:
             names.close()

@@ -21,11 +21,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker import passes
+from lightning_resilience.core.joining import JoinFailure
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.drill.checks_restarts import RecordChecks
 from lightning_resilience.drill.observer import Observer
 from lightning_resilience.drill.restart_agent import DEPENDENCIES
+from lightning_resilience.drill.restart_plan import JOIN_S
 
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class GateChecks(Observer):
         self._ill_since_s: dict[str, float] = {}
         self._was_ill_at_s = _NEVER_S
         self._hindered_at_s: dict[Process, float] = {}
+        self._served_at_s: dict[Process, float] = {}
         self._knew: dict[Agent, int] = {}
         self.observers = (self, self._records)
 
@@ -75,7 +78,8 @@ class GateChecks(Observer):
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
         """Note which circuits are open, and that the job has come further."""
-        del process, before
+        del before
+        self._served_at_s[process] = now_s
         raw = self._world.store.cells.values.get(key)
         if key == self._world.keys("").progress:
             self._records.progressed()
@@ -87,6 +91,11 @@ class GateChecks(Observer):
                     self._ill_since_s.setdefault(name, now_s)
         if self._ill_since_s:
             self._was_ill_at_s = now_s
+
+    def read(self, now_s: float, process: Process, key: str) -> None:
+        """Note whom the store has answered."""
+        del key
+        self._served_at_s[process] = now_s
 
     def emptied(self, now_s: float) -> None:
         """Note that nothing is known to be ill any more."""
@@ -148,7 +157,10 @@ class GateChecks(Observer):
         return [
             each.process.name
             for each in self._world.living
-            if each.place == "gate" and not self._is_hindered(each.process, since_s=since_s)
+            if each.place == "gate"
+            # Whoever has waited in vain as well has only just come back.
+            and self._world.agenda.now_s - each.came_at_s > JOIN_S / 2
+            and not self._is_hindered(each.process, since_s=since_s)
         ]
 
     def is_late(self, agent: Agent) -> None:
@@ -158,9 +170,24 @@ class GateChecks(Observer):
             what = f"{agent.process.name} has waited in vain for {held}, who are at the gate"
             self._records.fail("I10 HeldUpByNobody", what)
 
-    def gives_up(self, agent: Agent) -> None:
+    def _stay_s(self, agent: Agent) -> float:
+        return (agent.place == "gate") * (self._world.agenda.now_s - agent.came_at_s)
+
+    def starts(self, incarnation: str) -> None:
+        """Look whether a new start of the workers may be."""
+        self._records.starts(incarnation)
+
+    def gives_up(self, agent: Agent, failure: JoinFailure) -> None:
         """Look why an agent ends the job that cannot join."""
-        held = self._at_the_gate(agent)
+        silent_s = self._world.agenda.now_s - self._served_at_s.get(agent.process, _NEVER_S)
+        if failure is JoinFailure.UNREACHABLE:
+            # Whoever has waited for others as long as it may has the same reason to give up.
+            is_held = max(agent.gated_s, self._stay_s(agent)) > JOIN_S / 2
+            if is_held and silent_s < JOIN_S / 2 and agent.joining_s < JOIN_S * 0.75:
+                what = f"{agent.process.name} ends the job, and had an answer {silent_s:.1f} s ago"
+                self._records.fail("I10 HeldUpByNobody", what)
+            return
+        held = self._at_the_gate(agent) if failure is JoinFailure.LATE else []
         if held:
             what = f"{agent.process.name} ends the job, and {held} are at the gate"
             self._records.fail("I10 HeldUpByNobody", what)

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from lightning_resilience.core.exit_codes import may_start_again
-from lightning_resilience.core.incident import IncidentRecord
-from lightning_resilience.core.quota import FREE, Cause, RestartRecord, cause_of
+from lightning_resilience.core.exit_codes import ExitCode, may_start_again
+from lightning_resilience.core.incident import IncidentKind, IncidentRecord
+from lightning_resilience.core.quota import Cause, RestartRecord
 from lightning_resilience.core.records import decode
 from lightning_resilience.core.restart import GoRecord
 from lightning_resilience.drill.observer import Observer
@@ -43,6 +43,7 @@ __all__ = ["RecordChecks"]
 _FAILURES: Final = frozenset({Cause.FAILED.value, Cause.KILLED.value})
 _COMES_BY_S: Final = 60.0
 """Whoever lives has come to the store within this time, in seconds, unless something hinders it."""
+_JUST_S: Final = 1.0
 
 
 class RecordChecks(Observer):
@@ -61,10 +62,9 @@ class RecordChecks(Observer):
         self.emptied_at_s = float("-inf")
         self._world = world
         self._life = 0
+        self._told_at_s: dict[str, float] = {}
         self._charged: dict[str, int] = {}
         self._restarts: list[tuple[float, str]] = []
-        self._known = 0
-        self._checkpoint = -1
 
     def fail(self, check: str, what: str) -> NoReturn:
         """Say that a promise was not kept."""
@@ -83,6 +83,8 @@ class RecordChecks(Observer):
         if key == self._world.keys("").restarts and raw is not None:
             found = None if before is None else decode(RestartRecord, before, key=key)
             self._record_changed(process, found, decode(RestartRecord, raw, key=key))
+        elif "/incident/" in key:
+            self._told_at_s.setdefault(_incarnation(key), now_s)
         elif "/go/" in key and raw is not None:
             self._agreed(now_s, key, decode(GoRecord, raw, key=key), is_new=before is None)
 
@@ -100,7 +102,8 @@ class RecordChecks(Observer):
         for each in after.charges:
             if each.incarnation not in had:
                 self._new_charge(process, each.incarnation, each.cause)
-        self._checkpoint = max(self._checkpoint, after.checkpoint_step)
+        if after.ending is not None and (before is None or before.ending is None):
+            self._ended(process, after)
         if before is not None and after.restarts < before.restarts:
             what = f"{process.name} has replaced {before.restarts} restarts by {after.restarts}"
             self.fail("I4 KeptCharges", what)
@@ -115,10 +118,27 @@ class RecordChecks(Observer):
             self.fail("I4 OneCharge", f"{incarnation} was charged, and never was a start")
         has_failed = start.fate.kind in FAILS
         if cause in _FAILURES and life is None and not has_failed:
-            incident = self._incident(incarnation)
-            if incident is None or cause_of(incident, left=0) in FREE:
-                what = f"{process.name} has charged {incarnation} as {cause}, and no worker failed"
-                self.fail("I4 HonestCharges", what)
+            what = f"{process.name} has charged {incarnation} as {cause}, and no worker failed"
+            self.fail("I4 HonestCharges", what)
+
+    def _ended(self, process: Process, after: RestartRecord) -> None:
+        """Look whether a job that is given up has used one of its quotas up."""
+        plan, ending = self._world.plan, after.ending
+        is_local = plan.torch_restarts < len(self._world.starts)
+        if ending is None or ending.code != ExitCode.DEAD_LETTERED or is_local:
+            return
+        causes = [each.cause for each in after.charges]
+        errors = [(each.fingerprint, each.step) for each in after.charges if each.fingerprint]
+        is_used_up = (
+            sum(each in _FAILURES for each in causes) > plan.restart.restart_quota
+            or causes.count(Cause.KILLED) > plan.restart.killed_quota
+            or causes.count(Cause.LEFT) > plan.restart.membership_quota
+            or errors[-1:] * plan.restart.same_failure_limit
+            == errors[-plan.restart.same_failure_limit :]
+        )
+        if not is_used_up:
+            what = f"{process.name} has given the job up, with no more than {causes}"
+            self.fail("I4 HonestCharges", what)
 
     def _ending_changed(
         self, process: Process, before: RestartRecord, after: RestartRecord
@@ -136,19 +156,24 @@ class RecordChecks(Observer):
     # What was agreed ------------------------------------------------------------------------------
 
     def _agreed(self, now_s: float, key: str, go: GoRecord, *, is_new: bool) -> None:
-        incarnation = key.split("/")[2][1:]
+        incarnation = _incarnation(key)
         if not is_new:
             self.fail("I8 OneGo", f"what was agreed after {incarnation} was changed to {go}")
         self.gos[incarnation] = go
         incident = self._incident(incarnation)
         start = self._world.starts.get(incarnation)
-        if go.cause == Cause.GROWN.value and incident is not None:
+        # Who is called by nodes that come may be just before whoever tells of a failure.
+        told_s = now_s - self._told_at_s.get(incarnation, now_s)
+        if go.cause == Cause.GROWN.value and incident is not None and told_s > _JUST_S:
             what = f"{incarnation} has ended by {incident.error}, and is restarted for nothing"
+            self.fail("I4 HonestCharges", what)
+        has_failed = start is not None and start.has_failed(now_s)
+        if go.cause == Cause.PREEMPTED.value and has_failed:
+            what = f"workers of {incarnation} have failed, and it is restarted as {go.cause}"
             self.fail("I4 HonestCharges", what)
         if go.cause in _FAILURES:
             self._restarted(now_s, go, incarnation)
-            is_asked = start is not None and incident is not None
-            if is_asked and incident is not None and cause_of(incident, left=0) in FREE:
+            if incident is not None and incident.kind == IncidentKind.SIGNAL.value:
                 what = f"{incarnation} was told to stop, and that is charged as {go.cause}"
                 self.fail("I4 HonestCharges", what)
         if go.cause == Cause.LEFT.value:
@@ -159,20 +184,25 @@ class RecordChecks(Observer):
         key = world.keys("").restarts
         raw = world.store.cells.values.get(key)
         record = None if raw is None else decode(RestartRecord, raw, key=key)
-        names = () if record is None else tuple(each.incarnation for each in record.charges)
-        if incarnation not in names and record is not None and record.ending is None:
-            if now_s - self.emptied_at_s > _COMES_BY_S and not self._is_over(incarnation):
-                what = f"{incarnation} is restarted as {go.cause}, and the record says {names}"
-                self.fail("I4 OneCharge", what)
+        causes = {} if record is None else {each.incarnation: each.cause for each in record.charges}
+        is_missing = incarnation not in causes and record is not None and record.ending is None
+        is_lost = now_s - self.emptied_at_s <= _COMES_BY_S
+        if is_missing and not is_lost and not self._is_over(incarnation):
+            what = f"{incarnation} is restarted as {go.cause}, and the record says {causes}"
+            self.fail("I4 OneCharge", what)
         if record is None or self._may_have_forgotten(now_s):
             return
-        self._restarts.append((now_s, go.cause))
+        # Who was killed may have been told of only after the charge.
+        self._restarts.append((now_s, causes.get(incarnation, go.cause)))
         window_s = config.restart_window_s / world.plan.clocks.rate
         since = [cause for at_s, cause in self._restarts if now_s - at_s < window_s]
         quotas = {
             "killed_quota": (sum(each == Cause.KILLED for each in since), config.killed_quota),
             "restart_quota": (sum(each in _FAILURES for each in since), config.restart_quota),
-            "membership_quota": (sum(each == Cause.LEFT for each in since), config.membership_quota),
+            "membership_quota": (
+                sum(each == Cause.LEFT for each in since),
+                config.membership_quota,
+            ),
         }
         for name, (count, quota) in quotas.items():
             if count > quota:
@@ -180,9 +210,17 @@ class RecordChecks(Observer):
                 self.fail("I4 BoundedRestarts", f"{what}: {self._restarts}")
 
     def _is_over(self, incarnation: str) -> bool:
-        """Tell whether a later start has begun since, whose progress may have cleared the charge."""
+        """Tell whether a later start has begun since: its progress may have cleared the charge."""
         number = self._world.starts[incarnation].number
         return len(self._world.starts) > number
+
+    def starts(self, incarnation: str) -> None:
+        """Look whether a new start of the workers may be."""
+        plan, kept = self._world.plan, self._world.kept
+        held = None if kept is None or plan.is_mirror_ill else kept.ending
+        if held is not None and held.code == ExitCode.DEAD_LETTERED:
+            what = f"{incarnation} begins, and nobody has released the job that ended with {held}"
+            self.fail("I8 OneEnding", what)
 
     def progressed(self) -> None:
         """Note that a checkpoint was verified: failures before it count no longer."""
@@ -207,8 +245,11 @@ class RecordChecks(Observer):
 
     def passed(self, agent: Agent, go: GoRecord, *, since_s: float) -> None:
         """Look whether an agent has been told what all have."""
-        assert agent.over is not None
-        agreed = self.gos.get(agent.over.incarnation)
+        agreed = None if agent.over is None else self.gos.get(agent.over.incarnation)
         if agreed != go and self.emptied_at_s < since_s:
             what = f"{agent.process.name} was told {go}, and what stands is {agreed}"
             self.fail("I8 OneGo", what)
+
+
+def _incarnation(key: str) -> str:
+    return key.split("/")[2][1:]

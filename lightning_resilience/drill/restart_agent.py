@@ -9,7 +9,7 @@ torch's agent: which of it comes after which, and what follows from an exception
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
 from lightning_resilience.core.joining import JoinFailure, Joining, Watch, ending_of
@@ -100,6 +100,8 @@ class Agent:
         memory: What it remembers of restarts.
         ending: With what it has left; None where it has not, or all went well.
         came_at_s: When it came to where it is, on the virtual clock.
+        gated_s: Its longest stay at the gate since its last start, in seconds.
+        start: The start of the workers that it had part in last.
     """
 
     def __init__(self, world: RestartWorld, process: Process) -> None:
@@ -110,6 +112,8 @@ class Agent:
         self.memory: Memory | None = None
         self.ending: Ending | None = None
         self.came_at_s = world.agenda.now_s
+        self._joining_s = 0.0
+        self.gated_s = 0.0
         self.start: Start | None = None
         self._watch = self._new_watch()
         self._restarts_left = world.plan.torch_restarts
@@ -127,7 +131,17 @@ class Agent:
     def _new_watch() -> Watch:
         return Watch(every_s=KEEP_ALIVE_S, grace_s=GRACE_S)
 
+    @property
+    def joining_s(self) -> float:
+        """For how long it has tried to join since its last start, gates apart, in seconds."""
+        is_joining = self.place == "joins"
+        return self._joining_s + is_joining * (self.world.agenda.now_s - self.came_at_s)
+
     def _is_at(self, place: str) -> None:
+        if self.place == "gate":
+            self.gated_s = max(self.gated_s, self.world.agenda.now_s - self.came_at_s)
+        self._joining_s = 0.0 if place == "works" else self.joining_s
+        self.gated_s = 0.0 if place == "works" else self.gated_s
         self.place, self.came_at_s = place, self.world.agenda.now_s
         self.world.tell(self.process.name, f"is at: {place}")
 
@@ -196,8 +210,7 @@ class Agent:
         draw: float = yield Draw()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=draw)
         if pause_s is None:
-            if failure is JoinFailure.LATE:
-                self.world.checks.gives_up(self)
+            self.world.checks.gives_up(self, failure)
             is_first, elapsed_s = self.over is None, now_s - joining.started_at_s
             ending = ending_of(failure, failure.value, is_first=is_first, elapsed_s=elapsed_s)
             yield from self._end(ending)
@@ -223,6 +236,7 @@ class Agent:
             yield from self._leave(passed)
         else:
             self.world.checks.passed(self, passed)
+            self.world.passed()
 
     def _gate(self, memory: Memory) -> Gate:
         needed = tuple(self._dependency(name) for name in DEPENDENCIES)
@@ -291,7 +305,7 @@ class Agent:
             yield from announce(self._keys(""), found)
         else:
             now_s: float = yield Now()
-            reading = read_name(deadline_at_s=now_s + JOIN_S)
+            reading = read_name(deadline_at_s=now_s + GRACE_S)
             found = yield from transform(reading, _within(place.store))
         yield from self._remember(found.incarnation)
         self.over, self._watch, self._has_failed = found, self._new_watch(), False
@@ -301,8 +315,7 @@ class Agent:
     # While all is well ----------------------------------------------------------------------------
 
     def _works(self) -> Protocol[str]:
-        start, agenda = self.start, self.world.agenda
-        assert start is not None
+        start, agenda = cast("Start", self.start), self.world.agenda
         ends_at_s, rate = start.ends_at_s[self.process.rank], self.process.host.clock.rate
         while agenda.now_s < ends_at_s:
             if self._watch.told((yield from self._waiting())):
@@ -347,8 +360,7 @@ class Agent:
             yield from self._leave(ending)
 
     def _ending(self) -> Protocol[Ending | None]:
-        over = self.over
-        assert over is not None
+        over = cast("IncarnationRecord", self.over)
         memory = yield from self._remember(over.incarnation)
         if not self._has_failed:
             return None

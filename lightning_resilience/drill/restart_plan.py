@@ -107,6 +107,9 @@ class RestartPlan:
         clocks: How clocks differ.
         store: The shared store.
         faults: What goes wrong.
+        ill_after: Storage becomes ill, and is known to be, when so many agents have passed the gate
+            after the first start; 0 for never.
+        ill_s: For how long, in seconds.
     """
 
     nodes: int = 2
@@ -122,6 +125,8 @@ class RestartPlan:
     clocks: given.Clocks = field(default_factory=given.Clocks)
     store: given.Store = field(default_factory=given.Store)
     faults: tuple[given.Fault, ...] = ()
+    ill_after: int = 0
+    ill_s: float = 0.0
 
     def __str__(self) -> str:
         """Every field that is not as usual, in one line."""
@@ -168,7 +173,9 @@ def random_restarts(dice: SeededDice) -> RestartPlan:
         restart=quotas,
         clocks=given.Clocks(rate=rate),
         store=_store(chance),
-        faults=_faults(chance, nodes),
+        faults=_faults(chance, nodes, within_s=_lasts_s(fates)),
+        ill_after=chance.choice((0, 0, 0, chance.randint(1, 2 * nodes))),
+        ill_s=chance.choice((30.0, 120.0, 250.0)),
     )
 
 
@@ -204,15 +211,18 @@ def _store(chance: Random) -> given.Store:
     )
 
 
-def _faults(chance: Random, nodes: int) -> tuple[given.Fault, ...]:
-    found: list[given.Fault] = []
-    for _ in range(chance.choice((0, 0, 1, 1, 2, 3))):
-        found.append(_fault(chance, nodes))
-    return tuple(found)
+def _lasts_s(fates: tuple[Fate, ...]) -> float:
+    """Return about how long a job lasts in which nothing else goes wrong, in seconds."""
+    return 30.0 + sum(10.0 + fate.after_s for fate in fates)
 
 
-def _fault(chance: Random, nodes: int) -> given.Fault:
-    at_s = chance.uniform(0, 250)
+def _faults(chance: Random, nodes: int, *, within_s: float) -> tuple[given.Fault, ...]:
+    count = chance.choice((0, 0, 1, 1, 2, 3))
+    return tuple(_fault(chance, nodes, within_s=within_s) for _ in range(count))
+
+
+def _fault(chance: Random, nodes: int, *, within_s: float) -> given.Fault:
+    at_s = chance.uniform(0, within_s)
     who = tuple(sorted(chance.sample(range(nodes), chance.randint(1, max(1, nodes // 2)))))
     effects = chance.choice((0, chance.randint(1, 60)))
     long_s = chance.choice((1.0, 8.0, chance.uniform(0, 100)))
@@ -224,7 +234,9 @@ def _fault(chance: Random, nodes: int) -> given.Fault:
         lambda: given.Pause(at_s=at_s, ranks=who, effects=effects, for_s=long_s),
         lambda: given.StorePartition(at_s=at_s, hosts=who, for_s=long_s),
         lambda: given.StoreGone(
-            at_s=at_s, for_s=min(long_s, 30.0), comes_back_empty=chance.random() < 0.7  # noqa: PLR2004 - mostly
+            at_s=at_s,
+            for_s=min(long_s, 30.0),
+            comes_back_empty=chance.random() < 0.7,  # noqa: PLR2004 - mostly
         ),
         lambda: given.GroupRestart(at_s=at_s),
     )

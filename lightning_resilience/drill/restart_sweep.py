@@ -55,6 +55,11 @@ class RestartRun:
     what: str = ""
     story: tuple[str, ...]
 
+    @property
+    def failure(self) -> str | None:
+        """The check that has failed, None where none has."""
+        return self.check or None
+
 
 def run_restarts(plan: RestartPlan, seed: int = 0) -> RestartRun:
     """Let a job come to its end, or to the first promise that is not kept.

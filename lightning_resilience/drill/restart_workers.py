@@ -88,6 +88,10 @@ class Start:
         """Whether the workers train to the end, if nothing else ends them."""
         return self.fate.kind in {FateKind.DONE, FateKind.CALM}
 
+    def has_failed(self, now_s: float) -> bool:
+        """Tell whether workers have failed by themselves by then."""
+        return self.fate.kind in FAILS and now_s >= self.ends_at_s[self.culprit]
+
     def status(self, node: int) -> int:
         """Return with which status workers of a node end."""
         kind = self.fate.kind

@@ -79,6 +79,7 @@ class RestartWorld:
         self._hosts = [Host(number, self._clock()) for number in range(plan.nodes)]
         self._story = Story()
         self._made = 0
+        self._passed = 0
         self._saved_step = 0
         self._launches_left = plan.launches
         self._is_launching = False
@@ -133,8 +134,6 @@ class RestartWorld:
         agenda = self.agenda
         while agenda.next_at_s() is not None:
             over_at_s = max(last_fault_s(self.plan), self.simulator.struck_until_s)
-            if not self.simulator.living and not self._is_launching and agenda.now_s > over_at_s:
-                break
             if agenda.now_s > over_at_s + starts * _START_S:
                 self.checks.never_ends([each for each in self.agents if each.process.is_alive])
             agenda.step()
@@ -150,9 +149,7 @@ class RestartWorld:
     @property
     def is_done(self) -> bool:
         """Whether the workers have trained to the end."""
-        return any(
-            each.process.state == "ended" and each.ending is None for each in self.agents
-        )
+        return any(each.process.state == "ended" and each.ending is None for each in self.agents)
 
     def _process(self, node: int, name: str) -> Process:
         self._made += 1
@@ -204,6 +201,7 @@ class RestartWorld:
         found = self.starts.get(incarnation)
         if found is not None:
             return found
+        self.checks.starts(incarnation)
         number = len(self.starts) + 1
         fates = self.plan.fates
         start = self.starts[incarnation] = Start(
@@ -275,7 +273,7 @@ class RestartWorld:
             case given.Outage():
                 self.storage.begin(fault)
                 self.agenda.after(fault.for_s, self.storage.end, fault)
-                self.agenda.after(self._chance.draw(), self._vote, fault)
+                self._vote(fault)
             case given.StorePartition():
                 until_s = self.agenda.now_s + fault.for_s
                 for number in fault.hosts:
@@ -291,6 +289,12 @@ class RestartWorld:
                 self.agenda.after(_SCHEDULER_S, self._launch, None)
             case _:
                 self._strike(fault, name)
+
+    def passed(self) -> None:
+        """Let storage become ill once enough agents have passed the gate after the first start."""
+        self._passed += 1
+        if self._passed == self.plan.ill_after:
+            self._begin_fault(given.Outage(at_s=self.agenda.now_s, for_s=self.plan.ill_s))
 
     def _come_back(self, fault: given.StoreGone) -> None:
         self.tell("world", "* the store is back")
@@ -326,5 +330,3 @@ class RestartWorld:
             )
             yield from begin(circuit, new_incarnation=False)
             yield from apply(circuit, HostVoted(host=process.name, hosts=1, reason="outage"))
-
-

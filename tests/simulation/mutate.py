@@ -140,10 +140,13 @@ def run_worlds(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fails_without(found: dict[str, Any], *, of_saves: bool = False) -> bool:
+def fails_without(
+    found: dict[str, Any], *, of_saves: bool = False, of_restarts: bool = False
+) -> bool:
     """Tell whether the package itself, with no bug in it, fails in the world of a find."""
     task = {
         "of_saves": of_saves,
+        "of_restarts": of_restarts,
         "scenarios": [found["path"]] if found["path"] else [],
         "seeds": [found["seed"]] if found["path"] else [],
         "worlds": [] if found["path"] else [found["seed"]],
@@ -166,8 +169,9 @@ def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
         BrokenPackageError: The package does not run at all.
     """
     spared: list[tuple[str, int]] = []
+    kind = {"of_saves": mutant.of_saves, "of_restarts": mutant.of_restarts}
     task = {
-        "of_saves": mutant.of_saves,
+        **kind,
         "scenarios": [str(SCENARIOS / f"{name}.yaml") for name in mutant.scenarios],
         "seeds": list(range(SEEDS_PER_SCENARIO)),
         "worlds": list(range(worlds)),
@@ -178,7 +182,7 @@ def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
         plant(mutant, Path(folder))
         while True:
             found = run_worlds(Path(folder), task)
-            if "path" not in found or not fails_without(found, of_saves=mutant.of_saves):
+            if "path" not in found or not fails_without(found, **kind):
                 return Hunt(mutant=mutant, **found)
             spared.append((found["path"], found["seed"]))
 
