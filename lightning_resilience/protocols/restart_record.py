@@ -172,12 +172,17 @@ def charge(memory: Memory, config: RestartConfig, closed: Closed) -> Protocol[Ru
 
     Returns:
         What follows, also where another agent has counted it.
+
+    Note:
+        What progress has cleared is in the record no more. So an agent that stood still in between
+        looks, after it has read the record, whether agents may join already: then the incident was
+        counted, and if not, nobody has changed the record since it was counted.
     """
 
     def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
         return quota.charge(config, record, closed, unchanged_s=unchanged_s, writer=writer)
 
-    return (yield from _change(memory, rule))
+    return (yield from _change(memory, rule, unless=memory.keys.joint("go", 0)))
 
 
 def start(memory: Memory) -> Protocol[Ending | None]:
@@ -205,9 +210,9 @@ def end(memory: Memory, ending: Ending) -> Protocol[Ending]:
     return ruling.ending or ending
 
 
-def _change(memory: Memory, rule: _Rule) -> Protocol[Ruling]:
+def _change(memory: Memory, rule: _Rule, *, unless: str = "") -> Protocol[Ruling]:
     for _ in range(_ROUNDS):
-        ruling = yield from _try(memory, rule)
+        ruling = yield from _try(memory, rule, unless=unless)
         if ruling is not None:
             return ruling
     message = (
@@ -217,9 +222,12 @@ def _change(memory: Memory, rule: _Rule) -> Protocol[Ruling]:
     raise StoreUnavailableError(message)
 
 
-def _try(memory: Memory, rule: _Rule) -> Protocol[Ruling | None]:
+def _try(memory: Memory, rule: _Rule, *, unless: str) -> Protocol[Ruling | None]:
     """Return the ruling that holds now; None where it has to be made anew."""
     record = yield from read(memory)
+    # Order: after the record, whose very bytes are then what may be changed.
+    if unless and (yield Get(unless)) is not None:
+        return quota.Ruling(record=record, number=quota.failures(record))
     key = memory.keys.restarts
     now_s: float = yield Now()
     unchanged_s = memory.note(record, now_s=now_s)
@@ -227,15 +235,18 @@ def _try(memory: Memory, rule: _Rule) -> Protocol[Ruling | None]:
 
     def change(raw: bytes, writer: str) -> bytes | None:
         there = decode(RestartRecord, raw, key=key)
+        if unless and there != record:
+            last.clear()
+            return None
         # What another agent has written meanwhile is no older than that.
         ruling = rule(there, unchanged_s if there == record else 0.0, writer)
         last[:] = [(ruling, ruling.record is there)]
         return None if ruling.record is there else encode(ruling.record)
 
     written = yield from update(key, encode(record), change)
-    ruling, is_unchanged = last[0]
-    if not (written.won or is_unchanged):
+    if not last or not (written.won or last[0][1]):
         return None
+    ruling = last[0][0]
     seen_at_s: float = yield Now()
     memory.note(ruling.record, now_s=seen_at_s)
     if written.won and memory.mirror is not None:
