@@ -20,7 +20,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
@@ -29,14 +29,15 @@ from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Conne
 from lightning_resilience.adapters.rendezvous_end import leave
 from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
 from lightning_resilience.core.evidence import one_line
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
-from lightning_resilience.core.joining import JoinFailure, Joining, Watch, ending_of
+from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, lost
 from lightning_resilience.core.worker_exits import incident_of_exit
-from lightning_resilience.errors import ConfigError, StoreUnavailableError
+from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.incarnation import (
     announce,
@@ -44,13 +45,7 @@ from lightning_resilience.protocols.incarnation import (
     read_name,
 )
 from lightning_resilience.protocols.incident import publish_incident
-from lightning_resilience.protocols.restart import (
-    Gate,
-    News,
-    look_around,
-    pass_first_gate,
-    pass_gate,
-)
+from lightning_resilience.protocols.restart import Gate, pass_first_gate, pass_gate
 from lightning_resilience.protocols.restart_record import Memory
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
@@ -112,10 +107,12 @@ class ResilientHandler(RendezvousHandler):
         self._named_store = store
         self._connection = Connection(parameters, options, named_store=store)
         self._clock, self._dice = SystemClock(), SystemDice(rank=os.getpid())
-        self._watch = Watch(every_s=options.keep_alive_s, grace_s=options.grace_s)
+        self._watching: Watching | None = None
         self._memory: Memory | None = None
         self._round: IncarnationRecord | None = None
         self._node = 0
+        self._is_called = False
+        """Whether the workers are restarted because of other agents."""
 
     def get_backend(self) -> str:
         """Return the name under which torch has found this."""
@@ -198,10 +195,10 @@ class ResilientHandler(RendezvousHandler):
                 self._begin()
             return
         memory, store = self._remember(over.incarnation), self._connection.store()
-        if not self._watch.is_called:
+        if not self._is_called:
             self._report(store, memory)
         there = within.participants(self._connection.handler())
-        gate = self._gate(memory, left=lost(over, there), is_failure=not self._watch.is_called)
+        gate = self._gate(memory, left=lost(over, there), is_failure=not self._is_called)
         passed = store.run(pass_gate(gate))
         if isinstance(passed, Ending):
             self._leave(passed)
@@ -267,9 +264,10 @@ class ResilientHandler(RendezvousHandler):
                 found = names.run(read_name(deadline_at_s=deadline_at_s))
         finally:
             names.close()
-        self._remember(found.incarnation)
+        memory = self._remember(found.incarnation)
         self._round, self._node = found, info.rank
-        self._watch = Watch(every_s=self._options.keep_alive_s, grace_s=self._options.grace_s)
+        self._is_called = False
+        self._watching = Watching(self._connection, self._options, memory=memory, begun=found)
         os.environ[INCARNATION] = found.incarnation
         url = self._connection.url
         if self._named_store is None and url is not None:
@@ -283,36 +281,13 @@ class ResilientHandler(RendezvousHandler):
         Raises:
             SystemExit: The job has ended; with its status.
         """
-        return self._watch.told(self._waiting())
-
-    def _waiting(self) -> int:
-        news = self._news()
+        if self._watching is None:
+            return 0
+        news = self._watching.look()
         if news.ending is not None:
             self._leave(news.ending)
-        if news.is_over:
-            return 1
-        try:
-            handler = self._connection.handler()
-            waiting = handler.num_nodes_waiting()
-        except Exception as error:  # noqa: BLE001 - torch's agent ends for any of them
-            return self._silent(error)
-        return self._watch.answered(waiting, lost=lost(self._round, within.participants(handler)))
-
-    def _news(self) -> News:
-        """Look around, once in a while; no news where the store does not answer."""
-        memory = self._memory
-        if memory is None or not self._watch.is_due(now_s=self._clock.now_s()):
-            return News()
-        try:
-            return self._connection.store().run(look_around(memory))
-        except (StoreUnavailableError, RendezvousError) as error:
-            _log.debug("no news: %s", error)
-            return News()
-
-    def _silent(self, error: Exception) -> int:
-        waiting = self._watch.silent(now_s=self._clock.now_s())
-        _log.info("the rendezvous did not answer (%d nodes count as waiting): %s", waiting, error)
-        self._connection.renew()
+        waiting = 1 if news.is_over else self._watching.waiting()
+        self._is_called = self._is_called or bool(waiting)
         return waiting
 
     def is_closed(self) -> bool:

@@ -192,7 +192,6 @@ class Watch:
         looks_at_s: When it looks around next, on its own clock.
         waiting: Nodes that were waiting at the last answer.
         silent_since_s: Since when the store has not answered; None while it does.
-        is_called: Whether the workers are restarted because of other agents.
     """
 
     every_s: float
@@ -200,12 +199,9 @@ class Watch:
     looks_at_s: float = float("-inf")
     waiting: int = 0
     silent_since_s: float | None = None
-    is_called: bool = False
-
-    def told(self, waiting: int) -> int:
-        """Take note of what the agent is told of nodes that wait: more than none calls it."""
-        self.is_called = self.is_called or bool(waiting)
-        return waiting
+    attempts: int = 0
+    """Attempts to reach a store that is silent."""
+    tries_at_s: float = float("-inf")
 
     def is_due(self, *, now_s: float) -> bool:
         """Tell whether to look around now; where so, the next time is set."""
@@ -221,9 +217,22 @@ class Watch:
             waiting: Nodes that wait to join.
             lost: Nodes that are not there any more. To be without them is a new round as well.
         """
-        self.silent_since_s = None
+        self.silent_since_s, self.attempts = None, 0
         self.waiting = max(waiting, min(1, lost))
         return self.waiting
+
+    def may_try(self, *, now_s: float, draw: float) -> bool:
+        """Tell whether to try now to reach a store that is silent; where so, the next time is set.
+
+        Args:
+            now_s: Now, on its own clock.
+            draw: A uniform number in [0, 1) that no other agent has.
+        """
+        if now_s < self.tries_at_s:
+            return False
+        self.attempts += 1
+        self.tries_at_s = now_s + delay_s(self.attempts, base_s=_BASE_S, cap_s=_CAP_S, draw=draw)
+        return True
 
     def silent(self, *, now_s: float) -> int:
         """Take note that there was no answer; return how many nodes wait, as far as is known."""

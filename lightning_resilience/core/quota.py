@@ -204,8 +204,11 @@ def cause_of(incident: IncidentRecord | None, *, left: int) -> Cause:
         incident: What workers and agents have told of it; None where nobody has told anything.
         left: Nodes that are not there any more.
     """
+    is_echo = incident is not None and incident.kind == IncidentKind.ECHO.value
+    if left and (incident is None or is_echo):
+        return Cause.LEFT
     if incident is None:
-        return Cause.LEFT if left else Cause.GROWN
+        return Cause.GROWN
     if incident.kind == IncidentKind.SIGNAL.value:
         return Cause.PREEMPTED
     if incident.kind == IncidentKind.KILLED.value:

@@ -12,14 +12,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
-from lightning_resilience.core.joining import JoinFailure, Joining, Watch, ending_of
+from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, lost
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.drill.process import Operation
 from lightning_resilience.drill.restart_inner import JoinFailedError
-from lightning_resilience.drill.restart_plan import GRACE_S, JOIN_S, KEEP_ALIVE_S
+from lightning_resilience.drill.restart_plan import GRACE_S, JOIN_S
+from lightning_resilience.drill.restart_watch import RENDEZVOUS_KEY, AgentWatch
 from lightning_resilience.drill.restart_workers import WORKERS_PER_NODE
 from lightning_resilience.drill.storage_model import Request
 from lightning_resilience.errors import StoreError
@@ -46,8 +47,6 @@ from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import (
     Dependency,
     Gate,
-    News,
-    look_around,
     pass_first_gate,
     pass_gate,
 )
@@ -70,7 +69,6 @@ __all__ = ["DEPENDENCIES", "Agent"]
 
 DEPENDENCIES: Final = ("drill://storage:read", "drill://storage:write")
 
-_RENDEZVOUS_KEY: Final = "rendezvous"
 _POLL_S: Final = 1.0
 _MONITOR_S: Final = 2.0
 
@@ -115,9 +113,8 @@ class Agent:
         self._joining_s = 0.0
         self.gated_s = 0.0
         self.start: Start | None = None
-        self._watch = self._new_watch()
         self._restarts_left = world.plan.torch_restarts
-        self._has_failed = False
+        self._has_failed = self._is_called = False
         self._asked = 0
 
     @property
@@ -126,10 +123,6 @@ class Agent:
         if self.process.state != "ended":
             return -1
         return 0 if self.ending is None else int(self.ending.code)
-
-    @staticmethod
-    def _new_watch() -> Watch:
-        return Watch(every_s=KEEP_ALIVE_S, grace_s=GRACE_S)
 
     @property
     def joining_s(self) -> float:
@@ -227,10 +220,10 @@ class Agent:
                 yield from self._leave(ending)
             return
         memory = yield from self._remember(self.over.incarnation)
-        if not self._watch.is_called:
+        if not self._is_called:
             yield from self._report(memory)
         there = lost(self.over, self.world.inner.there())
-        gate = replace(self._gate(memory), left=there, is_failure=not self._watch.is_called)
+        gate = replace(self._gate(memory), left=there, is_failure=not self._is_called)
         passed = yield from pass_gate(gate)
         if isinstance(passed, Ending):
             yield from self._leave(passed)
@@ -239,8 +232,11 @@ class Agent:
             self.world.passed()
 
     def _gate(self, memory: Memory) -> Gate:
-        needed = tuple(self._dependency(name) for name in DEPENDENCIES)
-        return Gate(memory=memory, config=self.world.plan.restart, dependencies=needed)
+        return Gate(memory=memory, config=self.world.plan.restart, dependencies=self.dependencies())
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return what a restart waits for, with nothing remembered of it yet."""
+        return tuple(self._dependency(name) for name in DEPENDENCIES)
 
     def _dependency(self, name: str) -> Dependency:
         config, host = self.world.plan.breaker, self.process.host.name
@@ -283,12 +279,12 @@ class Agent:
 
     def _join(self) -> Protocol[Place]:
         inner = self.world.inner
-        yield Get(_RENDEZVOUS_KEY)
+        yield Get(RENDEZVOUS_KEY)
         inner.leave(self.process)
         began_at_s: float = yield Now()
         now_s = began_at_s
         while now_s - began_at_s < JOIN_S:
-            yield Get(_RENDEZVOUS_KEY)
+            yield Get(RENDEZVOUS_KEY)
             place = inner.look(self.process)
             if place is not None:
                 return place
@@ -308,7 +304,8 @@ class Agent:
             reading = read_name(deadline_at_s=now_s + GRACE_S)
             found = yield from transform(reading, _within(place.store))
         yield from self._remember(found.incarnation)
-        self.over, self._watch, self._has_failed = found, self._new_watch(), False
+        self.over = found
+        self._is_called = self._has_failed = False
         self.start = self.world.started(found.incarnation, place.nodes)
         self._is_at("works")
 
@@ -316,36 +313,18 @@ class Agent:
 
     def _works(self) -> Protocol[str]:
         start, agenda = cast("Start", self.start), self.world.agenda
+        watching = AgentWatch(self)
         ends_at_s, rate = start.ends_at_s[self.process.rank], self.process.host.clock.rate
         while agenda.now_s < ends_at_s:
-            if self._watch.told((yield from self._waiting())):
+            news = yield from watching.look()
+            if news.ending is not None:
+                yield from self._leave(news.ending)
+            if news.is_over or (yield from watching.waiting()):
+                self._is_called = True
                 return "called"
             yield Sleep(min(_MONITOR_S, max(0.0, ends_at_s - agenda.now_s) * rate))
         self._has_failed = not start.is_good
         return "failed" if self._has_failed else "done"
-
-    def _waiting(self) -> Protocol[int]:
-        news = yield from self._news()
-        if news.ending is not None:
-            yield from self._leave(news.ending)
-        if news.is_over:
-            return 1
-        try:
-            yield Get(_RENDEZVOUS_KEY)
-        except StoreError:
-            now_s: float = yield Now()
-            return self._watch.silent(now_s=now_s)
-        inner = self.world.inner
-        return self._watch.answered(inner.waiting(), lost=lost(self.over, inner.there()))
-
-    def _news(self) -> Protocol[News]:
-        now_s: float = yield Now()
-        if self.memory is None or not self._watch.is_due(now_s=now_s):
-            return News()
-        try:
-            return (yield from look_around(self.memory))
-        except StoreError:
-            return News()
 
     # The end --------------------------------------------------------------------------------------
 
@@ -384,7 +363,7 @@ class Agent:
         nodes = 1 if self.over is None else self.over.nodes
         try:
             if not may_start_again(ending.code):
-                yield Get(_RENDEZVOUS_KEY)
+                yield Get(RENDEZVOUS_KEY)
                 self.world.inner.is_closed = True
             yield from acknowledge(keys, self.process.rank)
             if self.process.rank == 0:

@@ -135,7 +135,8 @@ class RestartWorld:
         while agenda.next_at_s() is not None:
             over_at_s = max(last_fault_s(self.plan), self.simulator.struck_until_s)
             if agenda.now_s > over_at_s + starts * _START_S:
-                self.checks.never_ends([each for each in self.agents if each.process.is_alive])
+                self.checks.never_ends(self.living)
+                break
             agenda.step()
         self.checks.is_over()
 

@@ -30,7 +30,7 @@ from lightning_resilience.core.restart import GoRecord, ProgressRecord, restart_
 from lightning_resilience.errors import CircuitOpenError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.circuit import refresh
-from lightning_resilience.protocols.effects import Draw, MultiGet, Nonce, Now, Sleep
+from lightning_resilience.protocols.effects import Draw, Get, MultiGet, Nonce, Now, Sleep
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
 
@@ -43,7 +43,15 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.restart_record import Memory
 
 
-__all__ = ["Dependency", "Gate", "News", "look_around", "pass_first_gate", "pass_gate"]
+__all__ = [
+    "Dependency",
+    "Gate",
+    "News",
+    "let_through",
+    "look_around",
+    "pass_first_gate",
+    "pass_gate",
+]
 
 _CIRCLES: Final = 64
 """So often a circuit may open again during the delay; the deadline comes before that."""
@@ -132,7 +140,8 @@ def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
     record = yield from restart_record.read(gate.memory)
     if record.ending is not None:
         return record.ending
-    if gate.is_failure:
+    told: bytes | None = yield Get(gate.memory.keys.joint("incident", 0))
+    if gate.is_failure or told is not None:
         yield Sleep(gate.config.settle_s)
     try:
         yield from _await_dependencies(gate, deadline_at_s=deadline_at_s)
@@ -185,7 +194,7 @@ def _last_look(gate: Gate, *, deadline_at_s: float) -> Protocol[Ending | None]:
     """
     for _ in range(_CIRCLES):
         record = yield from restart_record.read(gate.memory)
-        if record.ending is not None or (yield from _let_through(gate)):
+        if record.ending is not None or (yield from let_through(gate.dependencies)):
             return record.ending
         yield from _await_dependencies(gate, deadline_at_s=deadline_at_s)
     why = f"What it needs became ill again {_CIRCLES} times."
@@ -251,8 +260,13 @@ def _go(gate: Gate, closed: Closed, *, number: int) -> Protocol[GoRecord]:
     return decode(GoRecord, written.raw, key=key)
 
 
-def _let_through(gate: Gate) -> Protocol[bool]:
-    for dependency in gate.dependencies:
+def let_through(dependencies: tuple[Dependency, ...]) -> Protocol[bool]:
+    """Tell whether all circuits let calls through now.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    for dependency in dependencies:
         view = yield from refresh(dependency.circuit)
         if not breaker.passes(view.record):
             return False

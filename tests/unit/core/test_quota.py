@@ -232,6 +232,7 @@ def test_what_was_seen_counts_for_more_than_a_store_that_came_back_empty() -> No
         (incident("error", failure="transient"), 0, Cause.FAILED),
         (incident("error"), 1, Cause.FAILED),
         (incident("echo"), 0, Cause.FAILED),
+        (incident("echo"), 1, Cause.LEFT),
         (incident("exit"), 0, Cause.FAILED),
     ],
 )

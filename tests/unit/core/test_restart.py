@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, strategies as st
 
+from lightning_resilience.core import exit_codes
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again, words_of
 from lightning_resilience.core.restart import (
     ProgressRecord,
@@ -81,3 +84,19 @@ def test_a_scheduler_knows_by_the_number_whether_to_start_again() -> None:
         name, next_ = words_of(code)
         assert name
         assert next_.endswith(".")
+
+
+def test_the_readme_has_the_table_of_statuses() -> None:
+    """The same number, name and words as the module's own table."""
+    readme = Path(__file__).parents[3] / "README.md"
+    shown = readme.read_text(encoding="utf-8").partition("<!-- statuses:begin -->")[2]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in shown.partition("<!-- statuses:end -->")[0].strip().splitlines()[2:]
+    ]
+    doc = " ".join((exit_codes.__doc__ or "").split())
+
+    assert [(int(code), name) for code, name, _ in cells] == [
+        (int(code), words_of(code)[0]) for code in ExitCode
+    ]
+    assert all(f"{code} {name} {when}" in doc for code, name, when in cells)

@@ -17,6 +17,7 @@ from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.budget import BudgetConfig
 from lightning_resilience.core.checkpoints import CheckpointConfig
 from lightning_resilience.core.joint import JointConfig
+from lightning_resilience.core.restart_config import RestartConfig
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.core.spool import SpoolConfig
 from lightning_resilience.errors import ConfigError
@@ -46,6 +47,12 @@ SECONDS = {
     BudgetConfig: ("budget_window_s",),
     JointConfig: ("joint_timeout_s", "joint_beat_s", "termination_grace_s"),
     SpoolConfig: ("max_unpublished_s", "flush_timeout_s"),
+    RestartConfig: (
+        "restart_window_s",
+        "restart_base_delay_s",
+        "restart_max_delay_s",
+        "gate_deadline_s",
+    ),
 }
 WHOLE = {
     RetryPolicy: ("max_attempts", "unknown_max_attempts"),
@@ -63,6 +70,14 @@ OTHERS = {
     JointConfig: ("on_outage", "on_store_loss", "pause_training"),
     CheckpointConfig: ("preflight", "allow_fresh_start"),
     SpoolConfig: ("same_path_interval_s",),
+    RestartConfig: (
+        "restart_quota",
+        "killed_quota",
+        "membership_quota",
+        "same_failure_limit",
+        "settle_s",
+        "linger_s",
+    ),
 }
 NO_NUMBERS: tuple[Any, ...] = (math.nan, math.inf, -math.inf, True, False, "5", b"5", [5], 10**400)
 
@@ -140,6 +155,39 @@ def test_the_longest_retry_after_may_be_zero(value: object) -> None:
 
     assert text.startswith("retry_after_max_s=")
     assert "a finite number of seconds ≥ 0" in text
+
+
+@pytest.mark.parametrize("name", ["restart_quota", "killed_quota", "membership_quota"])
+@pytest.mark.parametrize("value", [*NO_NUMBERS, -1, 1.0], ids=short)
+def test_a_quota_of_restarts_may_be_zero(name: str, value: object) -> None:
+    """Then the first one is denied."""
+    assert getattr(RestartConfig(**{name: 0}), name) == 0
+
+    assert "a whole number ≥ 0" in error_of(RestartConfig, **{name: value})
+
+
+@pytest.mark.parametrize("name", ["settle_s", "linger_s"])
+@pytest.mark.parametrize("value", [*NO_NUMBERS, -0.001], ids=short)
+def test_the_waits_around_a_restart_may_be_zero(name: str, value: object) -> None:
+    """Then nothing is waited for."""
+    assert getattr(RestartConfig(**{name: 0}), name) == 0
+
+    assert "a finite number of seconds ≥ 0" in error_of(RestartConfig, **{name: value})
+
+
+@pytest.mark.parametrize("value", [*NO_NUMBERS, 1, 0], ids=short)
+def test_once_is_not_the_same_error_again(value: object) -> None:
+    """same_failure_limit is a whole number of at least 2."""
+    assert RestartConfig(same_failure_limit=2).same_failure_limit == 2
+
+    assert "a whole number ≥ 2" in error_of(RestartConfig, same_failure_limit=value)
+
+
+def test_the_first_delay_of_a_restart_is_not_longer_than_the_longest() -> None:
+    """The error names both options and both values."""
+    text = error_of(RestartConfig, restart_base_delay_s=200.0)
+
+    assert "restart_max_delay_s=120 must be at least restart_base_delay_s=200" in text
 
 
 @pytest.mark.parametrize("value", [*NO_NUMBERS, 0, 0.0, -0.25, 1.0001, 25], ids=short)

@@ -240,6 +240,17 @@ def test_nodes_that_come_cost_neither_quota_nor_time() -> None:
     assert world.now_s < 0.2
 
 
+def test_who_is_called_waits_for_the_cause_as_well() -> None:
+    """The first word of a rank is often an echo; what its agent has seen comes a moment later."""
+    world = World()
+    run(publish_incident(keys(), failed(kind="echo", error="DistBackendError: x")), world)
+    called = world.spawn(pass_gate(gate(is_failure=False)), at_s=0.0)
+    world.spawn(publish_incident(keys(), failed(1, failure="permanent")), name=1, at_s=0.5)
+    world.run()
+
+    assert called.result.code == ExitCode.PERMANENT
+
+
 def test_a_node_that_has_left_is_charged() -> None:
     """With the quota for membership; there is no delay for what is no failure."""
     world = World()

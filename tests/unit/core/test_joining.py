@@ -1,0 +1,165 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""How long an agent tries to join, how a job ends that cannot, and what an agent answers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, strategies as st
+
+from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.joining import (
+    JoinFailure,
+    Joining,
+    OwnerRecord,
+    Watch,
+    ending_of,
+    foreign_text,
+)
+
+
+def joining(join_s: float = 100.0) -> Joining:
+    """An agent that begins to join."""
+    return Joining(join_s=join_s, started_at_s=1000.0)
+
+
+@given(st.lists(st.floats(0.0, 1.0, exclude_max=True), min_size=1, max_size=60))
+def test_a_store_that_cannot_be_reached_is_tried_until_the_time_is_over(draws: list[float]) -> None:
+    """With pauses below a bound that grows, and none that would end after the time."""
+    attempt, now_s = joining(), 1000.0
+    for number, draw in enumerate(draws, start=1):
+        pause_s = attempt.pause_s(JoinFailure.UNREACHABLE, now_s=now_s, draw=draw)
+        if pause_s is None:
+            assert now_s >= 1100.0
+            return
+        assert 0.0 <= pause_s <= min(10.0, 0.2 * 2.0 ** (number - 1))
+        now_s += pause_s + 3.0
+        assert now_s <= 1100.0 + 3.0
+
+
+def test_others_that_come_late_are_waited_for_once_more() -> None:
+    """They may have been held up; then it is enough."""
+    attempt = joining()
+
+    assert attempt.pause_s(JoinFailure.LATE, now_s=1600.0, draw=0.5) is not None
+    assert attempt.pause_s(JoinFailure.LATE, now_s=2200.0, draw=0.5) is None
+
+
+def test_another_jobs_store_is_given_half_a_minute() -> None:
+    """That job may just be ending."""
+    attempt = joining()
+
+    assert attempt.pause_s(JoinFailure.FOREIGN, now_s=1029.0, draw=0.5) is not None
+    assert attempt.pause_s(JoinFailure.FOREIGN, now_s=1030.0, draw=0.5) is None
+
+
+def test_what_is_closed_is_not_tried_again() -> None:
+    """It stays closed."""
+    assert joining().pause_s(JoinFailure.CLOSED, now_s=1000.0, draw=0.5) is None
+
+
+def test_the_time_at_the_gate_does_not_count() -> None:
+    """A restart that has waited for storage has all its time for joining."""
+    attempt = joining()
+    attempt.pause_s(JoinFailure.UNREACHABLE, now_s=1099.0, draw=0.5)
+
+    attempt.begin(now_s=5000.0)
+
+    assert attempt.pause_s(JoinFailure.UNREACHABLE, now_s=5099.0, draw=0.5) is not None
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_first", "code", "said"),
+    [
+        (JoinFailure.CLOSED, True, ExitCode.CLOSED, "closed by an earlier run"),
+        (JoinFailure.CLOSED, False, ExitCode.CLOSED, "closed by another agent"),
+        (JoinFailure.FOREIGN, True, ExitCode.USAGE, "why"),
+        (JoinFailure.LATE, False, ExitCode.OUTAGE, "could not join within 60 s: why"),
+        (JoinFailure.UNREACHABLE, True, ExitCode.OUTAGE, "is_host=1"),
+        (JoinFailure.UNREACHABLE, False, ExitCode.OUTAGE, "could not join within 60 s: why"),
+    ],
+)
+def test_a_job_that_cannot_join_says_what_to_do(
+    failure: JoinFailure,
+    is_first: bool,  # noqa: FBT001 - a column of the table
+    code: ExitCode,
+    said: str,
+) -> None:
+    """With the status that tells a scheduler whether to start it again."""
+    ending = ending_of(failure, "why", is_first=is_first, elapsed_s=60.0)
+
+    assert ending.code == code
+    assert said in ending.reason
+    assert ("is_host" in ending.reason) is (failure is JoinFailure.UNREACHABLE and is_first)
+
+
+def test_a_store_of_another_job_is_named() -> None:
+    """By run, host and process; one that nobody owns is for all."""
+    owner = OwnerRecord(run_id="theirs", host="node7", pid=41, writer="w")
+
+    text = foreign_text(owner, "mine", endpoint="host0:29400")
+
+    assert all(word in text for word in ("host0:29400", "'theirs'", "node7", "41"))
+    assert foreign_text(owner, "theirs", endpoint="e") == ""
+    assert foreign_text(None, "mine", endpoint="e") == ""
+
+
+def watch() -> Watch:
+    """An agent whose workers are well."""
+    return Watch(every_s=5.0, grace_s=15.0)
+
+
+def test_it_looks_around_once_in_a_while() -> None:
+    """However often it is asked."""
+    looks = [now_s for now_s in range(100, 120) if _LOOKER.is_due(now_s=float(now_s))]
+
+    assert looks == [100, 105, 110, 115]
+
+
+_LOOKER = watch()
+
+
+def test_a_moment_without_an_answer_changes_nothing() -> None:
+    """What was known last holds, until a node would count as gone; then all have to join anew."""
+    mine = watch()
+    assert mine.answered(0, lost=0) == 0
+
+    assert [mine.silent(now_s=float(now_s)) for now_s in (100, 105, 114, 115, 200)] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
+    assert mine.answered(0, lost=0) == 0
+    assert mine.silent(now_s=300.0) == 0
+
+
+def test_a_silent_store_is_tried_again_with_longer_and_longer_pauses() -> None:
+    """Also that is load, for a store which has just come back; an answer begins anew."""
+    mine = watch()
+
+    tries = [t for t in range(1000) if mine.may_try(now_s=t / 10, draw=0.999)]
+
+    gaps = [after - before for before, after in itertools.pairwise(tries)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == 100
+    assert len(tries) < 20
+    mine.answered(0, lost=0)
+    assert mine.attempts == 0
+
+
+def test_nodes_that_were_waiting_still_are() -> None:
+    """An answer that is not there takes none of them away."""
+    mine = watch()
+
+    assert mine.answered(2, lost=0) == 2
+    assert mine.silent(now_s=100.0) == 2
+
+
+def test_a_node_that_is_lost_counts_as_one_that_waits() -> None:
+    """Torch's agent restarts its workers for nodes that wait only."""
+    assert watch().answered(0, lost=3) == 1
+    assert watch().answered(2, lost=3) == 2
