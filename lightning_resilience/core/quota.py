@@ -264,9 +264,9 @@ def charge(
 def outranks(seen: RestartRecord, found: RestartRecord) -> bool:
     """Tell whether what an observer has seen counts for more than what it finds now.
 
-    A store that came back empty is filled again by whoever asks first, who may know less: it has
-    not read the last changes, and its first write has the epoch of one of them. How a job has ended
-    counts for more than anything; then the record of more restarts.
+    A store that came back empty is filled again by whoever asks first, who may know less, and whose
+    first write has the epoch of a change that it has not read. How a job has ended counts for more
+    than anything; then the record of more restarts.
     """
     if (seen.ending is None) is not (found.ending is None):
         # A person's release is a later epoch of the same record, and not less knowledge.
@@ -277,18 +277,17 @@ def outranks(seen: RestartRecord, found: RestartRecord) -> bool:
 
 
 def rebuilt(
-    seen: RestartRecord, *, writer: str, found: RestartRecord | None = None
+    seen: RestartRecord, *, writer: str, over: RestartRecord | None = None
 ) -> RestartRecord:
     """Return what an observer has seen, for a store that knows less.
 
     Args:
         seen: What it has seen.
         writer: A fresh nonce for the record that is written.
-        found: What is there; None where nothing is.
+        over: What is there; None where nothing is.
     """
-    epoch = seen.epoch if found is None else max(seen.epoch, found.epoch)
-    later = msgspec.structs.replace(seen, epoch=epoch)
-    return _written(later, writer, ending=seen.ending)
+    epoch = seen.epoch if over is None else max(seen.epoch, over.epoch)
+    return _written(msgspec.structs.replace(seen, epoch=epoch), writer, ending=seen.ending)
 
 
 def carried_over(kept: RestartRecord) -> RestartRecord:

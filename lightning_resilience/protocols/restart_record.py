@@ -143,7 +143,7 @@ def look(memory: Memory, raw: bytes | None) -> Protocol[RestartRecord]:
         there = decode(RestartRecord, found, key=key)
         if seen is None or not quota.outranks(seen, there):
             return None
-        return encode(quota.rebuilt(seen, writer=writer, found=there))
+        return encode(quota.rebuilt(seen, writer=writer, over=there))
 
     raw = (yield from update(key, raw, change)).raw or raw
     record = decode(RestartRecord, raw, key=key)

@@ -230,7 +230,7 @@ def test_who_has_not_read_the_last_change_rebuilds_less_than_is_known() -> None:
 
     assert quota.outranks(two, lagging)
     assert quota.outranks(quota.ended(one, Ending(code=86, reason="r"), writer="a"), lagging)
-    again = quota.rebuilt(two, writer="y", found=quota.rebuilt(lagging, writer="z"))
+    again = quota.rebuilt(two, writer="y", over=quota.rebuilt(lagging, writer="z"))
 
     assert (again.restarts, again.epoch) == (2, lagging.epoch + 2)
     assert not quota.outranks(two, again)
