@@ -72,6 +72,7 @@ class GateChecks(Observer):
         self._hindered_at_s: dict[Process, float] = {}
         self._served_at_s: dict[Process, float] = {}
         self._knew: dict[Agent, int] = {}
+        self._late_otherwise: set[Agent] = set()
         self.observers = (self, self._records)
 
     # What happens ---------------------------------------------------------------------------------
@@ -132,6 +133,8 @@ class GateChecks(Observer):
     def joins(self, agent: Agent) -> None:
         """Look whether an agent may join now."""
         self._knows(agent)
+        if agent.joining_s == 0.0:
+            self._late_otherwise.discard(agent)
         now_s = self._world.agenda.now_s
         who = agent.process.name
         if agent.over is not None and agent.over.incarnation not in self._records.gos:
@@ -169,6 +172,8 @@ class GateChecks(Observer):
     def is_late(self, agent: Agent) -> None:
         """Look why the time to join has run out for an agent."""
         held = self._at_the_gate(agent)
+        if not held:
+            self._late_otherwise.add(agent)
         if held and self._was_ill_at_s < agent.came_at_s and not self._ill_since_s:
             what = f"{agent.process.name} has waited in vain for {held}, who are at the gate"
             self._records.fail("I10 HeldUpByNobody", what)
@@ -190,7 +195,8 @@ class GateChecks(Observer):
                 what = f"{agent.process.name} ends the job, and had an answer {silent_s:.1f} s ago"
                 self._records.fail("I10 HeldUpByNobody", what)
             return
-        held = self._at_the_gate(agent) if failure is JoinFailure.LATE else []
+        is_first = agent not in self._late_otherwise
+        held = self._at_the_gate(agent) if failure is JoinFailure.LATE and is_first else []
         if held:
             what = f"{agent.process.name} ends the job, and {held} are at the gate"
             self._records.fail("I10 HeldUpByNobody", what)
@@ -225,6 +231,6 @@ class GateChecks(Observer):
             if agent.ending is not None and agent.ending.incarnation:
                 statuses.setdefault(agent.ending.incarnation, set()).add(agent.ending.code)
         for incarnation, codes in statuses.items():
-            if len(codes) > 1:
+            if len(codes) > 1 and incarnation not in self._records.heeded:
                 what = f"agents have left after {incarnation} with {sorted(codes)}"
                 self._records.fail("I8 SameStatus", what)

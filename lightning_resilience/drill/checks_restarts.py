@@ -55,11 +55,13 @@ class RecordChecks(Observer):
     Attributes:
         gos: What was agreed, by incarnation.
         emptied_at_s: When the store has lost everything last.
+        heeded: Starts after whose end the job was started again by a scheduler.
     """
 
     def __init__(self, world: RestartWorld) -> None:
         self.gos: dict[str, GoRecord] = {}
         self.emptied_at_s = float("-inf")
+        self.heeded: set[str] = set()
         self._world = world
         self._life = 0
         self._told_at_s: dict[str, float] = {}
@@ -117,7 +119,9 @@ class RecordChecks(Observer):
         if start is None:
             self.fail("I4 OneCharge", f"{incarnation} was charged, and never was a start")
         has_failed = start.fate.kind in FAILS
-        if cause in _FAILURES and life is None and not has_failed:
+        # What was told of it may be lost with the store: then nobody has said anything.
+        is_lost = self._world.agenda.now_s - self.emptied_at_s < _COMES_BY_S
+        if cause in _FAILURES and life is None and not has_failed and not is_lost:
             what = f"{process.name} has charged {incarnation} as {cause}, and no worker failed"
             self.fail("I4 HonestCharges", what)
 
@@ -150,6 +154,7 @@ class RecordChecks(Observer):
         agent = agents.get(process)
         begins = agent is not None and agent.over is None
         if is_now is None and may_start_again(was.code) and begins:
+            self.heeded.add(was.incarnation)
             return
         self.fail("I8 OneEnding", f"{process.name} has replaced {was} by {is_now}")
 

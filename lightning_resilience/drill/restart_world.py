@@ -286,8 +286,9 @@ class RestartWorld:
             case given.GroupRestart():
                 for agent in self.living:
                     self.simulator.crash(agent.process)
-                self._is_launching = True
-                self.agenda.after(_SCHEDULER_S, self._launch, None)
+                if not self._is_launching:
+                    self._is_launching = True
+                    self.agenda.after(_SCHEDULER_S, self._launch, None)
             case _:
                 self._strike(fault, name)
 

@@ -1615,6 +1615,19 @@ _RESTARTS = (
         found_by=("I10",),
         of_restarts=True,
     ),
+    Mutant(
+        name="what a lagging agent has rebuilt is believed",
+        story="it is no older",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "        return seen.restarts > found.restarts\n",
+                "        return seen.restarts > found.restarts and seen.epoch > found.epoch\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
 )
 
 MUTANTS: tuple[Mutant, ...] = (
