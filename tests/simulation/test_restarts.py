@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from lightning_resilience.core import quota
 from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.drill import restart_world
 from lightning_resilience.drill.__main__ import app
+from lightning_resilience.drill.parallel import restarts_on_cores
 from lightning_resilience.drill.restart_plan import Fate, FateKind, RestartPlan
 from lightning_resilience.drill.restart_sweep import (
     RestartRun,
@@ -84,6 +86,24 @@ def test_a_failure_ends_the_sweep_and_says_how_to_see_it_again(
     assert "I4 OneCharge does not hold" in replayed.output
 
 
+def test_jobs_on_several_cores_are_those_on_one() -> None:
+    """In the order of their seeds, without their stories."""
+    alone = [replace(run, story=()) for run in sweep_restarts(range(12))]
+
+    assert list(restarts_on_cores(range(12), workers=2)) == alone
+    assert list(restarts_on_cores(range(12), workers=1)) == alone
+
+
+def test_who_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the bound passes, the failure says who is still there, and where."""
+    monkeypatch.setattr(restart_world, "_START_S", 0.5)
+
+    run = run_restarts(BASE)
+
+    assert run.check == "I3 RestartsEnd"
+    assert "agent 0 at: " in run.what
+
+
 def test_a_job_can_be_told_without_a_failure() -> None:
     """Its story, and that every promise was kept."""
     done = CliRunner().invoke(app, ["--restarts", "4"])
@@ -107,7 +127,7 @@ def test_an_agent_that_is_killed_anywhere_breaks_no_promise(fate: Fate, least: i
     for effects in range(1, EFFECTS):
         crash = Crash(at_s=0.0, ranks=(0,), effects=effects)
         arrivals = (*plan.arrivals, (0, 40.0), (0, 80.0))
-        run = well(_with(plan, faults=(crash,), arrivals=arrivals))
+        run = well(replace(plan, faults=(crash,), arrivals=arrivals))
         assert 0 in run.statuses
 
 
@@ -116,7 +136,7 @@ def test_an_agent_that_stands_still_anywhere_breaks_no_promise(for_s: float) -> 
     """For shorter and for longer than until it is taken for gone."""
     for effects in range(1, EFFECTS):
         pause = Pause(at_s=0.0, ranks=(0,), effects=effects, for_s=for_s)
-        run = well(_with(BASE, least=1, faults=(pause,)))
+        run = well(replace(BASE, least=1, faults=(pause,)))
         assert 0 in run.statuses
 
 
@@ -125,13 +145,8 @@ def test_a_store_that_comes_back_empty_at_any_time_breaks_no_promise(seed: int) 
     """Whoever lives tells it what there was."""
     for at in range(1, 40):
         gone = StoreGone(at_s=0.5 * at, for_s=2.0, comes_back_empty=True)
-        run = well(_with(BASE, faults=(gone,)), seed)
+        run = well(replace(BASE, faults=(gone,)), seed)
         assert 0 in run.statuses
-
-
-def _with(plan: RestartPlan, **fields: Any) -> RestartPlan:
-    names = plan.__dataclass_fields__
-    return RestartPlan(**{**{name: getattr(plan, name) for name in names}, **fields})
 
 
 # What must come of it -----------------------------------------------------------------------------
@@ -141,7 +156,7 @@ def test_a_crash_loop_is_given_up_by_all() -> None:
     """With one status, after as many restarts as the quota allows."""
     loop = tuple(Fate(kind=FateKind.ERROR, after_s=3.0, echo_s=0.3) for _ in range(9))
 
-    run = well(_with(BASE, fates=loop))
+    run = well(replace(BASE, fates=loop))
 
     assert run.statuses == (86, 86)
     assert run.starts == 1 + BASE.restart.restart_quota
@@ -151,7 +166,7 @@ def test_a_crash_loop_is_not_begun_again_by_a_new_launcher() -> None:
     """What the mirror says stands, whatever store the new one brings."""
     loop = tuple(Fate(kind=FateKind.KILLED, after_s=3.0) for _ in range(20))
 
-    run = well(_with(BASE, fates=loop, launches=4, is_mirrored=True))
+    run = well(replace(BASE, fates=loop, launches=4, is_mirrored=True))
 
     assert set(run.statuses) == {86}
     assert len(run.statuses) == 10
@@ -161,9 +176,9 @@ def test_a_crash_loop_is_not_begun_again_by_a_new_launcher() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_who_has_joined_before_the_circuit_opened_waits_for_the_others(seed: int) -> None:
     """Longer than it may wait in the rendezvous: it comes back to the gate, and the job goes on."""
-    plan = _with(BASE, nodes=3, least=3, arrivals=((0, 0.0), (1, 0.0), (2, 0.0)))
+    plan = replace(BASE, nodes=3, least=3, arrivals=((0, 0.0), (1, 0.0), (2, 0.0)))
 
-    run = well(_with(plan, ill_after=1 + seed % 3, ill_s=110.0), seed)
+    run = well(replace(plan, ill_after=1 + seed % 3, ill_s=110.0), seed)
 
     assert run.statuses == (0, 0, 0)
     assert run.starts == 2
@@ -175,7 +190,7 @@ def test_a_node_that_comes_in_an_outage_waits_with_the_others(seed: int) -> None
     outage = Outage(at_s=4.0, for_s=150.0)
 
     run = well(
-        _with(BASE, nodes=3, arrivals=((0, 0.0), (1, 0.0), (2, 30.0)), faults=(outage,)), seed
+        replace(BASE, nodes=3, arrivals=((0, 0.0), (1, 0.0), (2, 30.0)), faults=(outage,)), seed
     )
 
     assert run.statuses == (0, 0, 0)
@@ -184,7 +199,7 @@ def test_a_node_that_comes_in_an_outage_waits_with_the_others(seed: int) -> None
 @pytest.mark.parametrize("seed", range(6))
 def test_one_lost_answer_after_a_long_wait_at_the_gate_ends_no_job(seed: int) -> None:
     """The wait was for an ill dependency, and not for the store."""
-    plan = _with(BASE, faults=(Outage(at_s=4.0, for_s=150.0),), store=Store(lost_answers=0.02))
+    plan = replace(BASE, faults=(Outage(at_s=4.0, for_s=150.0),), store=Store(lost_answers=0.02))
 
     assert 160 not in well(plan, seed).statuses
 
@@ -193,6 +208,6 @@ def test_an_outage_that_outlasts_the_gate_is_an_outage_on_all() -> None:
     """The quota is not touched, and a scheduler may start the job again."""
     outage = Outage(at_s=4.0, for_s=400.0)
 
-    run = well(_with(BASE, faults=(outage,)))
+    run = well(replace(BASE, faults=(outage,)))
 
     assert run.statuses == (160, 160)
