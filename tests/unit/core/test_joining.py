@@ -93,6 +93,34 @@ def test_after_others_were_waited_for_in_vain_all_the_time_is_there_again() -> N
     assert attempt.pause_s(JoinFailure.UNREACHABLE, now_s=1399.0, draw=0.5) is not None
 
 
+@pytest.mark.parametrize(("held_s", "goes_on"), [(24.0, False), (26.0, True)])
+def test_others_that_were_held_up_as_well_are_waited_for_as_the_first_time(
+    held_s: float,
+    goes_on: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    """Whatever this agent has waited for at the gate between two attempts."""
+    attempt = joining()
+    attempt.passed(came_at_s=1000.0, now_s=1000.0)
+    attempt.pause_s(JoinFailure.LATE, now_s=1100.0, draw=0.5)
+
+    attempt.passed(came_at_s=1100.0, now_s=1100.0 + held_s)
+
+    found = attempt.pause_s(JoinFailure.LATE, now_s=1300.0, draw=0.5)
+    assert (found is not None) is goes_on
+
+
+def test_others_are_not_waited_for_again_and_again_for_ever() -> None:
+    """Where what is ill becomes well each time, and nobody comes."""
+    attempt, now_s = joining(), 1000.0
+    for _ in range(100):
+        attempt.passed(came_at_s=now_s, now_s=now_s + 50.0)
+        now_s += 150.0
+        if attempt.pause_s(JoinFailure.LATE, now_s=now_s, draw=0.5) is None:
+            break
+
+    assert now_s < 1000.0 + 150.0 * 10
+
+
 @pytest.mark.parametrize(("answered_at_s", "goes_on"), [(1000.0, True), (999.0, False)])
 def test_a_store_that_fails_at_the_gate_was_silent_from_its_last_answer_on(
     answered_at_s: float,
