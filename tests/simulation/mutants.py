@@ -1583,8 +1583,8 @@ _RESTARTS = (
         edits=(
             _edit(
                 "core/joining.py",
-                "            self.is_through = True\n            self.begin(now_s=now_s)\n",
-                "            self.is_through = True\n",
+                "        self.is_through = True\n        self.begin(now_s=now_s)\n",
+                "        self.is_through = True\n",
             ),
             _edit(
                 "core/joining.py",
