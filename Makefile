@@ -51,11 +51,11 @@ unit: setup ## the fast tests: one process each, no Trainer, no server
 test: setup ## all tests
 	$(BIN)/pytest -n $(WORKERS) $(ARGS)
 
-# SEED=n replays one world, SAVES=n one run that saves, LOADS=n one job that resumes; SEEDS=n runs as
-# many worlds, SCENARIO=file takes its world from there.
+# SEED=n replays one world, SAVES=n one run that saves, LOADS=n one job that resumes, RESTARTS=n one
+# job of many starts; SEEDS=n runs as many worlds, SCENARIO=file takes its world from there.
 sim: setup ## 300 simulated worlds with every promise checked; SEED=n tells the story of one
 	$(BIN)/python -m lightning_resilience.drill \
-		$(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SAVES),--saves $(SAVES)) $(if $(LOADS),--loads $(LOADS)) $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(DIGEST),--digest $(DIGEST)) $(ARGS)
+		$(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SAVES),--saves $(SAVES)) $(if $(LOADS),--loads $(LOADS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(DIGEST),--digest $(DIGEST)) $(ARGS)
 
 mutants: setup ## plant one bug after the other, and see that the simulated worlds find each
 	$(BIN)/python -m tests.simulation.mutate $(ARGS)

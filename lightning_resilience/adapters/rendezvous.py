@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
@@ -45,7 +45,7 @@ from lightning_resilience.protocols.incarnation import (
     read_name,
 )
 from lightning_resilience.protocols.incident import publish_incident
-from lightning_resilience.protocols.restart import Gate, pass_gate
+from lightning_resilience.protocols.restart import Gate, pass_first_gate, pass_gate
 from lightning_resilience.protocols.restart_record import Memory
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
@@ -113,8 +113,6 @@ class ResilientHandler(RendezvousHandler):
         self._node = 0
         self._is_called = False
         """Whether the workers are restarted because of other agents."""
-        self._is_through = False
-        """Whether this agent has passed the gate, and has not joined yet."""
 
     def get_backend(self) -> str:
         """Return the name under which torch has found this."""
@@ -148,12 +146,17 @@ class ResilientHandler(RendezvousHandler):
         return info
 
     def _attempt(self, joining: Joining) -> RendezvousInfo | None:
+        came_at_s = self._clock.now_s()
         try:
-            if not self._is_through:
-                self._pass_gate()
-                self._is_through = True
-                # The time at the gate is not held against joining.
-                joining.begin(now_s=self._clock.now_s())
+            self._pass_gate()
+        except RETRYABLE as error:
+            if self._memory is not None:
+                answered_at_s, now_s = self._memory.answered_at_s, self._clock.now_s()
+                joining.held(came_at_s=came_at_s, answered_at_s=answered_at_s, now_s=now_s)
+            self._pause(joining, error)
+            return None
+        joining.passed(came_at_s=came_at_s, now_s=self._clock.now_s())
+        try:
             info = self._connection.join()
             self._enter(info)
         except RETRYABLE as error:
@@ -195,13 +198,7 @@ class ResilientHandler(RendezvousHandler):
         if not self._is_called:
             self._report(store, memory)
         there = within.participants(self._connection.handler())
-        gate = Gate(
-            memory=memory,
-            config=self._options.restart,
-            dependencies=dependencies_of(self._options, store, memory.keys),
-            left=lost(over, there),
-            is_failure=not self._is_called,
-        )
+        gate = self._gate(memory, left=lost(over, there), is_failure=not self._is_called)
         passed = store.run(pass_gate(gate))
         if isinstance(passed, Ending):
             self._leave(passed)
@@ -211,6 +208,10 @@ class ResilientHandler(RendezvousHandler):
             passed.cause,
             passed.number,
         )
+
+    def _gate(self, memory: Memory, **seen: Any) -> Gate:
+        needed = dependencies_of(self._options, self._connection.store(), memory.keys)
+        return Gate(memory=memory, config=self._options.restart, dependencies=needed, **seen)
 
     def _report(self, store: AgentStore, memory: Memory) -> None:
         """Tell how the workers of this agent have ended, where they have not told that."""
@@ -237,16 +238,15 @@ class ResilientHandler(RendezvousHandler):
         return memory
 
     def _memory_of(self, incarnation: str, store: AgentStore) -> Memory:
-        memory = Memory(store.keys(incarnation), mirror=mirror_of(self._options, store))
-        if self._memory is not None:
-            memory.seen, memory.sighting = self._memory.seen, self._memory.sighting
-        return memory
+        keys, mirror = store.keys(incarnation), mirror_of(self._options, store)
+        before = self._memory or Memory(keys)
+        return before.followed_by(keys, mirror=mirror)
 
     def _begin(self) -> None:
         """Look, before the first round, whether a person has to release the job first."""
         store = self._connection.store()
-        self._memory = self._memory_of("", store)
-        ending = store.run(restart_record.start(self._memory))
+        memory = self._memory = self._memory_of("", store)
+        ending = store.run(pass_first_gate(self._gate(memory)))
         if ending is not None:
             self._leave(ending)
 
@@ -260,13 +260,13 @@ class ResilientHandler(RendezvousHandler):
                 found = names.run(name_round(nodes=info.world_size, before=before))
                 store.run(announce(store.keys(""), found))
             else:
-                deadline_at_s = names.now_s() + self._options.join_s
+                deadline_at_s = names.now_s() + self._options.naming_s
                 found = names.run(read_name(deadline_at_s=deadline_at_s))
         finally:
             names.close()
         memory = self._remember(found.incarnation)
         self._round, self._node = found, info.rank
-        self._is_called = self._is_through = False
+        self._is_called = False
         self._watching = Watching(self._connection, self._options, memory=memory, begun=found)
         os.environ[INCARNATION] = found.incarnation
         url = self._connection.url

@@ -125,6 +125,15 @@ class RendezvousOptions:
         return self.keep_alive_s * attempts
 
     @property
+    def naming_s(self) -> float:
+        """For how long the node that names a round is waited for once that is complete, in seconds.
+
+        For longer than it may be silent there is no reason: it is gone, and the round is made anew.
+        A static rendezvous waits for nobody, so there it has not even come yet.
+        """
+        return self.join_s if self.inner == "static" else min(self.grace_s, self.join_s)
+
+    @property
     def join_s(self) -> float:
         """For how long an agent tries to join, in seconds."""
         return float(self.forwarded.get("join_timeout", _JOIN_S))

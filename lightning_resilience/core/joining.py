@@ -39,6 +39,9 @@ _BASE_S: Final = 0.2
 _CAP_S: Final = 10.0
 _FOREIGN_S: Final = 30.0
 _MOST_LATE: Final = 1
+_MOST_LATE_IN_ALL: Final = 8
+_HELD_SHARE: Final = 0.25
+"""Of the time to join: longer than that nobody is at the gate where nothing is ill."""
 
 
 class JoinFailure(str, enum.Enum):
@@ -113,21 +116,59 @@ def ending_of(failure: JoinFailure, text: str, *, is_first: bool, elapsed_s: flo
 class Joining:
     """One agent's attempts to join one round. One thread.
 
+    Each attempt passes the gate first: what the job shares may have become ill since the last one.
+
     Args:
         join_s: How long it tries to reach the store, in seconds.
         started_at_s: When it began, on its own clock.
         attempts: Failed attempts so far.
-        late: How often others have not come in time.
+        late: How often others have not come in time, since the gate has held this agent up.
+        late_in_all: How often in all.
+        late_at_s: When they have not come last, on its own clock.
+        is_through: Whether it has passed the gate since others were waited for in vain.
     """
 
     join_s: float
     started_at_s: float
     attempts: int = 0
     late: int = 0
+    late_in_all: int = 0
+    late_at_s: float = float("-inf")
+    is_through: bool = False
 
     def begin(self, *, now_s: float) -> None:
         """Begin anew, with all time left."""
         self.started_at_s, self.attempts = now_s, 0
+
+    def passed(self, *, came_at_s: float, now_s: float) -> None:
+        """Take note that the gate was passed: the time at it is not held against joining.
+
+        Args:
+            came_at_s: When this attempt came to the gate, on its own clock.
+            now_s: Now.
+        """
+        if self.is_through:
+            self.started_at_s += now_s - came_at_s
+            return
+        self.is_through = True
+        self.begin(now_s=now_s)
+        if now_s - self.late_at_s > _HELD_SHARE * self.join_s:
+            # What has held it up has held up the others: now they come.
+            self.late = 0
+
+    def held(self, *, came_at_s: float, answered_at_s: float, now_s: float) -> None:
+        """Take note that the store has failed at the gate: it was silent from its last answer on.
+
+        Whoever waits at the gate for an hour, and then loses one answer, has not been without a
+        store for an hour.
+
+        Args:
+            came_at_s: When this attempt came to the gate, on its own clock.
+            answered_at_s: When the store has answered last.
+            now_s: Now.
+        """
+        if answered_at_s >= came_at_s:
+            self.begin(now_s=now_s)
 
     def pause_s(self, failure: JoinFailure, *, now_s: float, draw: float) -> float | None:
         """Return how long to wait before the next attempt; None where there is none.
@@ -142,8 +183,11 @@ class Joining:
         self.attempts += 1
         pause_s = delay_s(self.attempts, base_s=_BASE_S, cap_s=_CAP_S, draw=draw)
         if failure is JoinFailure.LATE:
-            self.late += 1
-            return None if self.late > _MOST_LATE else pause_s
+            self.late, self.late_in_all, self.late_at_s = self.late + 1, self.late_in_all + 1, now_s
+            # Others may be held up by what has become ill since: they are joined when it is well.
+            self.is_through = False
+            is_enough = self.late > _MOST_LATE or self.late_in_all > _MOST_LATE_IN_ALL
+            return None if is_enough else pause_s
         bound_s = min(_FOREIGN_S, self.join_s) if failure is JoinFailure.FOREIGN else self.join_s
         rest_s = self.started_at_s + bound_s - now_s
         return None if rest_s <= 0 else min(pause_s, rest_s)

@@ -266,20 +266,30 @@ def charge(
 def outranks(seen: RestartRecord, found: RestartRecord) -> bool:
     """Tell whether what an observer has seen counts for more than what it finds now.
 
-    A store that came back empty is filled again by whoever asks first, who may know less. How a job
-    has ended counts for more than anything; then the record of more restarts.
+    A store that came back empty is filled again by whoever asks first, who may know less, and whose
+    first write has the epoch of a change that it has not read. How a job has ended counts for more
+    than anything; then the record of more restarts.
     """
+    if (seen.ending is None) is not (found.ending is None):
+        # A person's release is a later epoch of the same record, and not less knowledge.
+        return seen.ending is not None and seen.epoch >= found.epoch
+    if seen.restarts != found.restarts:
+        return seen.restarts > found.restarts
+    return seen.epoch > found.epoch
 
-    def rank(record: RestartRecord) -> tuple[bool, int, int]:
-        return record.ending is not None, record.restarts, record.epoch
 
-    # A person's release is a later epoch of the same record, and not less knowledge.
-    return rank(seen) > rank(found) and seen.epoch > found.epoch
+def rebuilt(
+    seen: RestartRecord, *, writer: str, over: RestartRecord | None = None
+) -> RestartRecord:
+    """Return what an observer has seen, for a store that knows less.
 
-
-def rebuilt(seen: RestartRecord, *, writer: str) -> RestartRecord:
-    """Return what an observer has seen, for a store that knows less."""
-    return _written(seen, writer, ending=seen.ending)
+    Args:
+        seen: What it has seen.
+        writer: A fresh nonce for the record that is written.
+        over: What is there; None where nothing is.
+    """
+    epoch = seen.epoch if over is None else max(seen.epoch, over.epoch)
+    return _written(msgspec.structs.replace(seen, epoch=epoch), writer, ending=seen.ending)
 
 
 def carried_over(kept: RestartRecord) -> RestartRecord:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from lightning_resilience.drill.load_sweep import loads_of_seed, sweep_loads, told_of_loads
-from lightning_resilience.drill.parallel import sweep_on_cores
+from lightning_resilience.drill.parallel import restarts_on_cores, sweep_on_cores
 from lightning_resilience.drill.random_worlds import random_scenario
 from lightning_resilience.drill.report import failure_lines, is_another_run, story_lines
+from lightning_resilience.drill.restart_sweep import restarts_of_seed, told_of_restarts
 from lightning_resilience.drill.save_sweep import saves_of_seed, sweep_saves, told_of_saves
 from lightning_resilience.drill.scenario_file import read_scenario
 from lightning_resilience.drill.sweep import Run, Tally, run_world
@@ -83,6 +84,7 @@ def _sweep(seeds: Sequence[int], scenario: Scenario | None, *, path: str, worker
     if scenario is None:
         _sweep_saves(range(_SAVES_PER_SEED * seeds[0], _SAVES_PER_SEED * (seeds[-1] + 1)))
         _sweep_loads(range(_LOADS_PER_SEED * seeds[0], _LOADS_PER_SEED * (seeds[-1] + 1)))
+        _sweep_restarts(seeds, workers=workers)
     typer.echo(f"Every promise was kept, by seeds {seeds[0]} to {seeds[-1]}.")
 
 
@@ -95,6 +97,27 @@ def _sweep_saves(seeds: Sequence[int]) -> None:
             _say(told_of_saves(run), err=True)
             raise typer.Exit(_FAILED)
     typer.echo(f"saves: {len(seeds):,} runs, {effects:,} effects on their storage")
+
+
+def _sweep_restarts(seeds: Sequence[int], *, workers: int) -> None:
+    starts = entries = 0
+    with closing(restarts_on_cores(seeds, workers=workers)) as runs:
+        for run in runs:
+            starts, entries = starts + run.starts, entries + run.entries
+            if run.check:
+                told = restarts_of_seed(run.seed)
+                _say([f"A promise was not kept, by the restarts of seed {run.seed}.", ""], err=True)
+                _say(told_of_restarts(told), err=True)
+                raise typer.Exit(_FAILED)
+    typer.echo(f"restarts: {len(seeds):,} jobs, {starts:,} starts, {entries:,} entries")
+
+
+def _replay_restarts(seed: int) -> None:
+    run = restarts_of_seed(seed)
+    _say(run.story)
+    _say(told_of_restarts(run, lines=0), err=bool(run.check))
+    if run.check:
+        raise typer.Exit(_FAILED)
 
 
 def _replay_saves(seed: int) -> None:
@@ -152,6 +175,9 @@ def main(  # noqa: PLR0913 - the options that a person has
     loads: Annotated[
         int | None, typer.Option(help="Replay this job that resumes, and print its story.")
     ] = None,
+    restarts: Annotated[
+        int | None, typer.Option(help="Replay this job of many starts, and print its story.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
     ] = None,
@@ -164,6 +190,9 @@ def main(  # noqa: PLR0913 - the options that a person has
         return
     if loads is not None:
         _replay_loads(loads)
+        return
+    if restarts is not None:
+        _replay_restarts(restarts)
         return
     given = _read(scenario)
     if seed is not None:

@@ -28,6 +28,9 @@ I8      who defers has reason to, and leaves nobody behind          ``Deferrals`
 I8      who is taken for lost has been silent                       ``LostRanks``
 I8      a verdict is what the workers' outcomes make it             ``HonestVerdicts``
 I9      resume never finds a torn checkpoint                        ``checks_saves``
+I3, I4  a job that is started again and again                       ``checks_restarts``
+I8      all of its agents hear the same                             ``checks_restarts``
+I10     they come through the gate together                         ``checks_gate``
 errors  what is raised is the answer to something that happened     ``KnownErrors``
 keys    nothing is left in the store for ever                       ``BoundedKeys``
 ======  ==========================================================  ===============================

@@ -9,22 +9,27 @@ sweep is the same one on every machine.
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from lightning_resilience.drill.restart_sweep import sweep_restarts
 from lightning_resilience.drill.sweep import sweep
 
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
+    from lightning_resilience.drill.restart_sweep import RestartRun
     from lightning_resilience.drill.scenario import Scenario
     from lightning_resilience.drill.sweep import Run
 
 
-__all__ = ["sweep_on_cores"]
+__all__ = ["restarts_on_cores", "sweep_on_cores"]
+
+R = TypeVar("R", bound=Any)
 
 # Worlds that a process runs before it says how they went. The largest world takes a second, and
 # handing over what a process is to do takes milliseconds.
@@ -44,13 +49,32 @@ def sweep_on_cores(
     Yields:
         How each went, in the order of the seeds; the last one may have failed.
     """
-    if workers == 1:
-        yield from sweep(seeds, scenario)
-        return
+    yield from _on_cores(partial(_worlds, scenario=scenario), seeds, workers=workers)
+
+
+def restarts_on_cores(seeds: Sequence[int], *, workers: int) -> Generator[RestartRun, None, None]:
+    """Run jobs that are started again and again, as ``sweep_on_cores`` runs worlds.
+
+    Args:
+        seeds: Their seeds.
+        workers: How many processes, ≥ 1.
+
+    Yields:
+        How each went, in the order of the seeds; the last one may have failed.
+    """
+    yield from _on_cores(_restarts, seeds, workers=workers)
+
+
+def _on_cores(
+    run: Callable[[Sequence[int]], list[R]], seeds: Sequence[int], *, workers: int
+) -> Generator[R, None, None]:
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    if workers == 1:
+        yield from _to_the_first_failure(chain.from_iterable(map(run, chunks)))
+        return
     # Not forked: a process that has threads, as a test's may, cannot be copied safely.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        runs = chain.from_iterable(pool.map(partial(_worlds, scenario=scenario), chunks))
+        runs = chain.from_iterable(pool.map(run, chunks))
         try:
             yield from _to_the_first_failure(runs)
         finally:
@@ -61,7 +85,11 @@ def _worlds(seeds: Sequence[int], scenario: Scenario | None) -> list[Run]:
     return list(sweep(seeds, scenario))
 
 
-def _to_the_first_failure(runs: Iterable[Run]) -> Iterator[Run]:
+def _restarts(seeds: Sequence[int]) -> list[RestartRun]:
+    return [replace(run, story=()) for run in sweep_restarts(seeds)]
+
+
+def _to_the_first_failure(runs: Iterable[R]) -> Iterator[R]:
     for run in runs:
         yield run
         if run.failure is not None:

@@ -43,7 +43,15 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.restart_record import Memory
 
 
-__all__ = ["Dependency", "Gate", "News", "let_through", "look_around", "pass_gate"]
+__all__ = [
+    "Dependency",
+    "Gate",
+    "News",
+    "let_through",
+    "look_around",
+    "pass_first_gate",
+    "pass_gate",
+]
 
 _CIRCLES: Final = 64
 """So often a circuit may open again during the delay; the deadline comes before that."""
@@ -142,14 +150,55 @@ def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
         go = yield from _agreed(gate)
         if isinstance(go, Ending):
             return go
-        yield Sleep(go.delay_s)
-        for _ in range(_CIRCLES):
-            record = yield from restart_record.read(gate.memory)
-            if record.ending is not None or (yield from let_through(gate.dependencies)):
-                return record.ending or go
-            yield from _await_dependencies(gate, deadline_at_s=deadline_at_s)
+        seen_at_s: float = yield Now()
+        yield Sleep(gate.memory.rest_s(go, now_s=seen_at_s))
+        return (yield from _last_look(gate, deadline_at_s=deadline_at_s)) or go
     except CircuitOpenError as error:
         return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))
+
+
+def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
+    """Return once an agent that begins may join: nothing has ended that it would join.
+
+    It may come to a job that is waiting for an ill dependency, and would wait there in vain, or
+    come first after an outage that has ended the job.
+
+    Args:
+        gate: This agent's way; there is no incarnation that is over.
+
+    Returns:
+        How the job has ended; None where this agent may join.
+
+    Raises:
+        StoreUnavailableError: The store did not answer; the gate may be entered again.
+        CorruptRecordError: A record does not decode.
+    """
+    now_s: float = yield Now()
+    if gate.memory.seen is None:
+        ending = yield from restart_record.start(gate.memory)
+    else:
+        # It has begun before: an ending that it finds now is of the job that it belongs to.
+        ending = (yield from restart_record.read(gate.memory)).ending
+    if ending is not None:
+        return ending
+    try:
+        deadline_at_s = now_s + gate.config.gate_deadline_s
+        return (yield from _last_look(gate, deadline_at_s=deadline_at_s))
+    except CircuitOpenError as error:
+        return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))
+
+
+def _last_look(gate: Gate, *, deadline_at_s: float) -> Protocol[Ending | None]:
+    """Return once all that the job shares is well; how the job has ended, where it has meanwhile.
+
+    Raises:
+        CircuitOpenError: The deadline has passed.
+    """
+    for _ in range(_CIRCLES):
+        record = yield from restart_record.read(gate.memory)
+        if record.ending is not None or (yield from let_through(gate.dependencies)):
+            return record.ending
+        yield from _await_dependencies(gate, deadline_at_s=deadline_at_s)
     why = f"What it needs became ill again {_CIRCLES} times."
     return (yield from restart_record.end(gate.memory, _outage(gate, why)))
 

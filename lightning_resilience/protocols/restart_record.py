@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.keys import Keys
     from lightning_resilience.core.lease import Sighting
     from lightning_resilience.core.quota import Closed, Ending
+    from lightning_resilience.core.restart import GoRecord
     from lightning_resilience.core.restart_config import RestartConfig
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
@@ -85,19 +86,37 @@ class Memory:
     Attributes:
         seen: The latest record; None before the first look.
         sighting: Since when this agent has seen exactly that.
+        answered_at_s: When the store has answered last, on this agent's clock.
     """
 
-    __slots__ = ("keys", "mirror", "seen", "sighting")
+    __slots__ = ("_go", "answered_at_s", "keys", "mirror", "seen", "sighting")
 
     def __init__(self, keys: Keys, *, mirror: Mirror | None = None) -> None:
         self.keys = keys
         self.mirror = mirror
         self.seen: RestartRecord | None = None
         self.sighting: Sighting | None = None
+        self.answered_at_s = float("-inf")
+        self._go: Sighting | None = None
+
+    def followed_by(self, keys: Keys, *, mirror: Mirror | None = None) -> Memory:
+        """Return what the same agent remembers where other keys count: of the next start."""
+        following = Memory(keys, mirror=mirror)
+        following.seen, following.sighting = self.seen, self.sighting
+        following.answered_at_s, following._go = self.answered_at_s, self._go
+        return following
+
+    def rest_s(self, go: GoRecord, *, now_s: float) -> float:
+        """Return what is left of the delay that was agreed, from when this agent has first seen it.
+
+        An agent that comes to the gate once more, because the store has failed, does not wait anew.
+        """
+        self._go = lease.observe(self._go, (self.keys.incarnation, go.writer), now_s=now_s)
+        return max(0.0, self._go.first_seen_at_s + go.delay_s - now_s)
 
     def note(self, record: RestartRecord, *, now_s: float) -> float:
         """Take note of what is there; return for how long this agent has seen that, in seconds."""
-        self.seen = record
+        self.seen, self.answered_at_s = record, now_s
         self.sighting = lease.observe(self.sighting, (record.epoch, record.writer), now_s=now_s)
         return now_s - self.sighting.first_seen_at_s
 
@@ -124,7 +143,7 @@ def look(memory: Memory, raw: bytes | None) -> Protocol[RestartRecord]:
         there = decode(RestartRecord, found, key=key)
         if seen is None or not quota.outranks(seen, there):
             return None
-        return encode(quota.rebuilt(seen, writer=writer))
+        return encode(quota.rebuilt(seen, writer=writer, over=there))
 
     raw = (yield from update(key, raw, change)).raw or raw
     record = decode(RestartRecord, raw, key=key)
@@ -153,12 +172,17 @@ def charge(memory: Memory, config: RestartConfig, closed: Closed) -> Protocol[Ru
 
     Returns:
         What follows, also where another agent has counted it.
+
+    Note:
+        What progress has cleared is in the record no more. So an agent that stood still in between
+        looks, after it has read the record, whether agents may join already: then the incident was
+        counted, and if not, nobody has changed the record since it was counted.
     """
 
     def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
         return quota.charge(config, record, closed, unchanged_s=unchanged_s, writer=writer)
 
-    return (yield from _change(memory, rule))
+    return (yield from _change(memory, rule, unless=memory.keys.joint("go", 0)))
 
 
 def start(memory: Memory) -> Protocol[Ending | None]:
@@ -207,9 +231,9 @@ def end(memory: Memory, ending: Ending) -> Protocol[Ending]:
     return ruling.ending or ending
 
 
-def _change(memory: Memory, rule: _Rule) -> Protocol[Ruling]:
+def _change(memory: Memory, rule: _Rule, *, unless: str = "") -> Protocol[Ruling]:
     for _ in range(_ROUNDS):
-        ruling = yield from _try(memory, rule)
+        ruling = yield from _try(memory, rule, unless=unless)
         if ruling is not None:
             return ruling
     message = (
@@ -219,9 +243,12 @@ def _change(memory: Memory, rule: _Rule) -> Protocol[Ruling]:
     raise StoreUnavailableError(message)
 
 
-def _try(memory: Memory, rule: _Rule) -> Protocol[Ruling | None]:
+def _try(memory: Memory, rule: _Rule, *, unless: str) -> Protocol[Ruling | None]:
     """Return the ruling that holds now; None where it has to be made anew."""
     record = yield from read(memory)
+    # Order: after the record, whose very bytes are then what may be changed.
+    if unless and (yield Get(unless)) is not None:
+        return quota.Ruling(record=record, number=quota.failures(record))
     key = memory.keys.restarts
     now_s: float = yield Now()
     unchanged_s = memory.note(record, now_s=now_s)
@@ -229,15 +256,18 @@ def _try(memory: Memory, rule: _Rule) -> Protocol[Ruling | None]:
 
     def change(raw: bytes, writer: str) -> bytes | None:
         there = decode(RestartRecord, raw, key=key)
+        if unless and there != record:
+            last.clear()
+            return None
         # What another agent has written meanwhile is no older than that.
         ruling = rule(there, unchanged_s if there == record else 0.0, writer)
         last[:] = [(ruling, ruling.record is there)]
         return None if ruling.record is there else encode(ruling.record)
 
     written = yield from update(key, encode(record), change)
-    ruling, is_unchanged = last[0]
-    if not (written.won or is_unchanged):
+    if not last or not (written.won or last[0][1]):
         return None
+    ruling = last[0][0]
     seen_at_s: float = yield Now()
     memory.note(ruling.record, now_s=seen_at_s)
     if written.won and memory.mirror is not None:

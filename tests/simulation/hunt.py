@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import lightning_resilience
 from lightning_resilience.drill.load_sweep import loads_of_seed
 from lightning_resilience.drill.random_worlds import random_scenario
+from lightning_resilience.drill.restart_sweep import restarts_of_seed
 from lightning_resilience.drill.save_sweep import saves_of_seed
 from lightning_resilience.drill.scenario_file import read_scenario
 from lightning_resilience.drill.sweep import run_world
@@ -32,21 +33,25 @@ if TYPE_CHECKING:
 def worlds(task: dict[str, Any]) -> Iterator[tuple[str, Scenario | None, int]]:
     """Yield where each world comes from, its scenario and its seed: given files first.
 
-    A world of saves or of loads has no scenario.
+    A world of saves, of loads, or of restarts has no scenario.
     """
     for path in task["scenarios"]:
         scenario = read_scenario(path)
         for seed in task["seeds"]:
             yield path, scenario, seed
     for seed in task["worlds"]:
-        is_small = task["of_saves"] or task["of_loads"]
-        yield "", None if is_small else random_scenario(seed), seed
+        is_own = task["of_saves"] or task["of_loads"] or task["of_restarts"]
+        yield "", None if is_own else random_scenario(seed), seed
 
 
-def failure_of(scenario: Scenario | None, seed: int, *, of_loads: bool) -> tuple[str, str]:
+def failure_of(scenario: Scenario | None, seed: int, task: dict[str, Any]) -> tuple[str, str]:
     """Return which check has failed in a world, empty where none has, and what it said."""
     if scenario is None:
-        run = loads_of_seed(seed) if of_loads else saves_of_seed(seed)
+        run: Any = saves_of_seed(seed)
+        if task["of_loads"]:
+            run = loads_of_seed(seed)
+        elif task["of_restarts"]:
+            run = restarts_of_seed(seed)
         return run.check, run.what
     failure = run_world(scenario, seed).failure
     return ("", "") if failure is None else (failure.check, failure.what)
@@ -63,7 +68,7 @@ def hunt(task: dict[str, Any]) -> dict[str, Any]:
         ran += 1
         # A world that does not end is a find too, and nothing else would end it.
         faulthandler.dump_traceback_later(task["longest_s"], exit=True)
-        check, what = failure_of(scenario, seed, of_loads=task["of_loads"])
+        check, what = failure_of(scenario, seed, task)
         faulthandler.cancel_dump_traceback_later()
         if not check:
             continue

@@ -45,6 +45,7 @@ class Mutant:
         scenarios: Scenario files to try before the random worlds, without folder and suffix.
         of_saves: Whether it is hunted in worlds of saves, and not in those of jobs.
         of_loads: Whether it is hunted in those of loads.
+        of_restarts: Whether it is hunted in worlds of restarts.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Mutant:
     scenarios: tuple[str, ...] = ()
     of_saves: bool = False
     of_loads: bool = False
+    of_restarts: bool = False
 
 
 def _edit(file: str, old: str, new: str) -> Edit:
@@ -1389,17 +1391,333 @@ _DEFERRED = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (
-    *_RECORD,
-    *_PROBE,
-    *_TRIP,
-    *_SLOTS,
-    *_RETRIES,
-    *_JOINT,
-    *_WORKERS,
-    *_MUSTER,
-    *_DEFERRED,
-    *_SAVES,
+_RESTARTS = (
+    Mutant(
+        name="each agent charges for itself",
+        story="who has failed pays",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    if record.ending is not None or charged(record, closed.incarnation):\n",
+                "    if record.ending is not None:\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="one restart more than the quota",
+        story="a quota of three is three more attempts",
+        edits=(
+            _edit(
+                "core/quota.py", "        if count > quota:\n", "        if count > quota + 1:\n"
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="any checkpoint counts as progress",
+        story="the job has saved before",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    has_progress = checkpoint_step > record.checkpoint_step\n",
+                "    has_progress = checkpoint_step >= record.checkpoint_step\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="charges age too fast",
+        story="a window is about as long",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "age_s=each.age_s + unchanged_s)",
+                "age_s=each.age_s + 20 * unchanged_s)",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a store that came back empty is believed",
+        story="what it says is what there is",
+        edits=(
+            _edit(
+                "protocols/restart_record.py",
+                "        if seen is None or not quota.outranks(seen, there):\n",
+                "        if True:\n",
+            ),
+            _edit("protocols/restart_record.py", "    known = memory.seen\n", "    known = None\n"),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a restart is agreed without a charge",
+        story="the charge comes later",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "    ruling = yield from restart_record.charge(gate.memory, gate.config, closed)\n"
+                "    if ruling.ending is not None:\n"
+                "        return ruling.ending\n"
+                "    return (yield from _go(gate, closed, number=ruling.number))\n",
+                "    return (yield from _go(gate, closed, number=1))\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a request to stop is charged",
+        story="it has ended, has it not",
+        edits=(
+            _edit(
+                "core/quota.py", "        return Cause.PREEMPTED\n", "        return Cause.FAILED\n"
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a worker that says nothing was told to stop",
+        story="a failure has an exception",
+        edits=(
+            _edit(
+                "core/worker_exits.py",
+                "        return IncidentKind.EXIT\n",
+                "        return IncidentKind.SIGNAL\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="an outage is held against the job",
+        story="it could not be restarted",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "    return Ending(code=ExitCode.OUTAGE, reason",
+                "    return Ending(code=ExitCode.DEAD_LETTERED, reason",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="the mirror is never written",
+        story="the store is enough",
+        edits=(
+            _edit(
+                "protocols/restart_record.py",
+                "    if written.won and memory.mirror is not None:\n",
+                "    if False:\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="the mirror is never read",
+        story="a new launch is a new job",
+        edits=(
+            _edit(
+                "protocols/restart_record.py",
+                "    if known is None and memory.mirror is not None:\n",
+                "    if False:\n",
+            ),
+        ),
+        found_by=("I4", "I8"),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="each agent draws its own delay",
+        story="that spreads them",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "    return decode(GoRecord, written.raw, key=key)\n",
+                "    return mine\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="the last one says how the job has ended",
+        story="it knows best",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    return record if record.ending is not None else _written"
+                "(record, writer, ending=ending)\n",
+                "    return _written(record, writer, ending=ending)\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="each agent leaves with its own reason",
+        story="it has one",
+        edits=(
+            _edit(
+                "protocols/restart_record.py",
+                "    return ruling.ending or ending\n",
+                "    return ending\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="who begins releases the job",
+        story="somebody has started it again",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    if record.ending is None or not may_start_again(record.ending.code):\n",
+                "    if record.ending is None:\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a launch releases the job",
+        story="somebody has started it again",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    return kept if is_held else msgspec.structs.replace(kept, ending=None)\n",
+                "    return msgspec.structs.replace(kept, ending=None)\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="nobody waits for what is ill",
+        story="the workers will",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "    for dependency in gate.dependencies:\n        yield from await_passage(\n",
+                "    for dependency in ():\n        yield from await_passage(\n",
+            ),
+            _edit(
+                "protocols/restart.py",
+                "        if not breaker.passes(view.record):\n            return False\n",
+                "",
+            ),
+        ),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="nobody looks again after the delay",
+        story="it was well a minute ago",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "        if not breaker.passes(view.record):\n            return False\n",
+                "",
+            ),
+        ),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="who begins does not wait for what is ill",
+        story="there is nothing to restart",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "        return (yield from _last_look(gate, deadline_at_s=deadline_at_s))\n"
+                "    except",
+                "        return None\n    except",
+            ),
+        ),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="who was called joins at once",
+        story="nothing has failed here",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "    closed, go = yield from _closed(gate)\n"
+                "    if go is not None:\n"
+                "        return go\n",
+                "    closed, go = yield from _closed(gate)\n"
+                "    if not gate.is_failure:\n"
+                "        return GoRecord(delay_s=0, cause='grown', writer='')\n"
+                "    if go is not None:\n        return go\n",
+            ),
+        ),
+        found_by=("I8", "I10"),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="the time at the gate is held against joining",
+        story="it has waited for long enough",
+        edits=(
+            _edit(
+                "core/joining.py",
+                "        self.is_through = True\n        self.begin(now_s=now_s)\n",
+                "        self.is_through = True\n",
+            ),
+            _edit(
+                "core/joining.py",
+                "        if answered_at_s >= came_at_s:\n            self.begin(now_s=now_s)\n",
+                "        del answered_at_s, came_at_s, now_s\n",
+            ),
+        ),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="one lost answer after an hour at the gate is an hour of silence",
+        story="the store does not answer",
+        edits=(
+            _edit(
+                "core/joining.py",
+                "        if answered_at_s >= came_at_s:\n            self.begin(now_s=now_s)\n",
+                "        del answered_at_s, came_at_s, now_s\n",
+            ),
+        ),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="who waits in vain gives up at once",
+        story="they had their time",
+        edits=(_edit("core/joining.py", "_MOST_LATE: Final = 1\n", "_MOST_LATE: Final = 0\n"),),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="what a lagging agent has rebuilt is believed",
+        story="it is no older",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "        return seen.restarts > found.restarts\n",
+                "        return seen.restarts > found.restarts and seen.epoch > found.epoch\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+)
+
+_LOADS = (
     Mutant(
         name="whoever has the lock reads again",
         story="it would not have been free otherwise",
@@ -1683,5 +2001,20 @@ MUTANTS: tuple[Mutant, ...] = (
         found_by=("I9",),
         of_loads=True,
     ),
+)
+
+MUTANTS: tuple[Mutant, ...] = (
+    *_RECORD,
+    *_PROBE,
+    *_TRIP,
+    *_SLOTS,
+    *_RETRIES,
+    *_JOINT,
+    *_WORKERS,
+    *_MUSTER,
+    *_DEFERRED,
+    *_SAVES,
+    *_LOADS,
+    *_RESTARTS,
 )
 """All of them."""

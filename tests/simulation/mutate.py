@@ -40,6 +40,8 @@ WORLDS = 3000
 SEEDS_PER_SCENARIO = 20
 # The largest world takes three seconds.
 LONGEST_WORLD_S = 30.0
+# In which worlds a mutant is hunted: in those of jobs where none of these holds.
+NO_KIND = {"of_saves": False, "of_loads": False, "of_restarts": False}
 CRASHED = "unexpected error"
 NEVER_ENDS = f"{CRASHED}: it never ends"
 
@@ -140,11 +142,11 @@ def run_worlds(folder: Path, task: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def fails_without(found: dict[str, Any], *, of_saves: bool = False, of_loads: bool = False) -> bool:
+def fails_without(found: dict[str, Any], **kind: bool) -> bool:
     """Tell whether the package itself, with no bug in it, fails in the world of a find."""
     task = {
-        "of_saves": of_saves,
-        "of_loads": of_loads,
+        **NO_KIND,
+        **kind,
         "scenarios": [found["path"]] if found["path"] else [],
         "seeds": [found["seed"]] if found["path"] else [],
         "worlds": [] if found["path"] else [found["seed"]],
@@ -167,9 +169,9 @@ def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
         BrokenPackageError: The package does not run at all.
     """
     spared: list[tuple[str, int]] = []
+    kind = {name: getattr(mutant, name) for name in NO_KIND}
     task = {
-        "of_saves": mutant.of_saves,
-        "of_loads": mutant.of_loads,
+        **kind,
         "scenarios": [str(SCENARIOS / f"{name}.yaml") for name in mutant.scenarios],
         "seeds": list(range(SEEDS_PER_SCENARIO)),
         "worlds": list(range(worlds)),
@@ -180,7 +182,6 @@ def hunt(mutant: Mutant, *, worlds: int = WORLDS) -> Hunt:
         plant(mutant, Path(folder))
         while True:
             found = run_worlds(Path(folder), task)
-            kind = {"of_saves": mutant.of_saves, "of_loads": mutant.of_loads}
             if "path" not in found or not fails_without(found, **kind):
                 return Hunt(mutant=mutant, **found)
             spared.append((found["path"], found["seed"]))

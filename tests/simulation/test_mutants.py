@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planted bugs are what they say, and a few of them are found.
 
-Three that show at once are hunted here. That every one is found is what ``make mutants`` says.
+Five that show at once are hunted here. That every one is found is what ``make mutants`` says.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ CHEAP = (
     "collective calls pass while the circuit is closed",
     "no retry is charged",
     "a worker at work is taken for lost",
+    "each agent charges for itself",
+    "who waits in vain gives up at once",
 )
 ENOUGH = 30
 
@@ -68,7 +70,9 @@ def test_a_mutant_is_found_and_the_package_is_not(name: str) -> None:
     found = mutate.hunt(mutant, worlds=40)
 
     assert found.check.startswith(mutant.found_by), found.row()
-    assert not mutate.fails_without({"path": found.path, "seed": found.seed})
+    assert not mutate.fails_without(
+        {"path": found.path, "seed": found.seed}, of_restarts=mutant.of_restarts
+    )
 
 
 def test_a_survivor_is_told() -> None:

@@ -70,6 +70,71 @@ def test_the_time_at_the_gate_does_not_count() -> None:
     assert attempt.pause_s(JoinFailure.UNREACHABLE, now_s=5099.0, draw=0.5) is not None
 
 
+def test_a_gate_that_is_passed_again_takes_nothing_of_the_time() -> None:
+    """Whatever became ill between two attempts is waited for, and the rest is what it was."""
+    attempt = joining()
+    attempt.passed(came_at_s=1000.0, now_s=1500.0)
+    assert attempt.pause_s(JoinFailure.UNREACHABLE, now_s=1560.0, draw=0.5) is not None
+
+    attempt.passed(came_at_s=1560.0, now_s=1900.0)
+
+    assert attempt.pause_s(JoinFailure.UNREACHABLE, now_s=1939.0, draw=0.5) is not None
+    assert attempt.pause_s(JoinFailure.UNREACHABLE, now_s=1940.0, draw=0.5) is None
+
+
+def test_after_others_were_waited_for_in_vain_all_the_time_is_there_again() -> None:
+    """They are waited for at the gate first, and joined then."""
+    attempt = joining()
+    attempt.passed(came_at_s=1000.0, now_s=1000.0)
+    attempt.pause_s(JoinFailure.LATE, now_s=1100.0, draw=0.5)
+
+    attempt.passed(came_at_s=1101.0, now_s=1300.0)
+
+    assert attempt.pause_s(JoinFailure.UNREACHABLE, now_s=1399.0, draw=0.5) is not None
+
+
+@pytest.mark.parametrize(("held_s", "goes_on"), [(24.0, False), (26.0, True)])
+def test_others_that_were_held_up_as_well_are_waited_for_as_the_first_time(
+    held_s: float,
+    goes_on: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    """Whatever this agent has waited for at the gate between two attempts."""
+    attempt = joining()
+    attempt.passed(came_at_s=1000.0, now_s=1000.0)
+    attempt.pause_s(JoinFailure.LATE, now_s=1100.0, draw=0.5)
+
+    attempt.passed(came_at_s=1100.0, now_s=1100.0 + held_s)
+
+    found = attempt.pause_s(JoinFailure.LATE, now_s=1300.0, draw=0.5)
+    assert (found is not None) is goes_on
+
+
+def test_others_are_not_waited_for_again_and_again_for_ever() -> None:
+    """Where what is ill becomes well each time, and nobody comes."""
+    attempt, now_s = joining(), 1000.0
+    for _ in range(100):
+        attempt.passed(came_at_s=now_s, now_s=now_s + 50.0)
+        now_s += 150.0
+        if attempt.pause_s(JoinFailure.LATE, now_s=now_s, draw=0.5) is None:
+            break
+
+    assert now_s < 1000.0 + 150.0 * 10
+
+
+@pytest.mark.parametrize(("answered_at_s", "goes_on"), [(1000.0, True), (999.0, False)])
+def test_a_store_that_fails_at_the_gate_was_silent_from_its_last_answer_on(
+    answered_at_s: float,
+    goes_on: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    """One lost answer after a long wait there is no long silence."""
+    attempt = joining()
+
+    attempt.held(came_at_s=1000.0, answered_at_s=answered_at_s, now_s=1800.0)
+
+    found = attempt.pause_s(JoinFailure.UNREACHABLE, now_s=1800.0, draw=0.5)
+    assert (found is not None) is goes_on
+
+
 @pytest.mark.parametrize(
     ("failure", "is_first", "code", "said"),
     [

@@ -221,6 +221,21 @@ def test_what_was_seen_counts_for_more_than_a_store_that_came_back_empty() -> No
     assert rebuilt.charges == two.charges
 
 
+def test_who_has_not_read_the_last_change_rebuilds_less_than_is_known() -> None:
+    """Its record has the epoch of that change, and is not taken for it."""
+    one = charged(NEW, closed(1)).record
+    two = charged(one, closed(2)).record
+    lagging = quota.rebuilt(one, writer="x")
+    assert lagging.epoch == two.epoch
+
+    assert quota.outranks(two, lagging)
+    assert quota.outranks(quota.ended(one, Ending(code=86, reason="r"), writer="a"), lagging)
+    again = quota.rebuilt(two, writer="y", over=quota.rebuilt(lagging, writer="z"))
+
+    assert (again.restarts, again.epoch) == (2, lagging.epoch + 2)
+    assert not quota.outranks(two, again)
+
+
 @pytest.mark.parametrize(
     ("told", "left", "cause"),
     [

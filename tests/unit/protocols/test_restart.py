@@ -22,7 +22,14 @@ from lightning_resilience.protocols import effects as fx, restart_record
 from lightning_resilience.protocols.circuit import begin
 from lightning_resilience.protocols.incarnation import tell_progress
 from lightning_resilience.protocols.incident import publish_incident, tell_incident
-from lightning_resilience.protocols.restart import Dependency, Gate, News, look_around, pass_gate
+from lightning_resilience.protocols.restart import (
+    Dependency,
+    Gate,
+    News,
+    look_around,
+    pass_first_gate,
+    pass_gate,
+)
 from lightning_resilience.protocols.restart_record import Memory, Mirror
 from tests import scenes
 from tests.scenes import circuit, patience, put
@@ -292,6 +299,108 @@ def test_a_circuit_that_opens_during_the_delay_is_waited_for() -> None:
     assert task.ended_at_s is not None
     assert task.ended_at_s >= 60.0
     assert len(record(world).charges) == 1
+
+
+def test_an_agent_that_comes_to_the_gate_again_does_not_wait_anew() -> None:
+    """The delay is timed from when it has first seen what was agreed."""
+    world = World()
+    memory = Memory(keys())
+    config = replace(CONFIG, restart_base_delay_s=100.0)
+    run(publish_incident(keys(), failed()), world)
+    go = run(pass_gate(gate(memory=memory, config=config)), world)
+    assert isinstance(go, GoRecord)
+    began_at_s = world.now_s
+
+    again = run(pass_gate(gate(memory=memory, config=config)), world)
+
+    assert again == go
+    assert world.now_s - began_at_s < CONFIG.settle_s + 0.1
+
+
+def test_an_agent_that_stood_still_charges_nothing_that_progress_has_cleared() -> None:
+    """What is over was counted, though the record does not say so any more."""
+    world = World()
+    run(publish_incident(keys(1), failed()), world)
+
+    def strike(task: Task, at: int, effect: Any) -> Fault | None:
+        del at
+        is_look = isinstance(effect, fx.MultiGet) and keys(1).progress in effect.keys
+        return Pause(500.0) if task.name == 0 and is_look else None
+
+    world.fault = strike
+    stopped = world.spawn(pass_gate(gate(1)), name=0)
+    other = world.spawn(pass_gate(gate(1)), name=1, at_s=5.0)
+    world.spawn(tell_progress(keys(), step=9, checkpoint_step=9), name=2, at_s=100.0)
+    world.spawn(publish_incident(keys(2), failed(fingerprint="g")), name=3, at_s=101.0)
+    world.spawn(pass_gate(gate(2)), name=4, at_s=102.0)
+    world.run()
+
+    assert stopped.result == other.result
+    assert [each.incarnation for each in record(world).charges] == ["2-n"]
+    assert record(world).restarts == 2
+
+
+# An agent that begins -----------------------------------------------------------------------------
+
+
+def _first(memory: Memory, *needed: Dependency) -> Gate:
+    return gate(memory=memory, is_failure=False, dependencies=needed)
+
+
+def test_an_agent_that_begins_waits_for_what_is_ill() -> None:
+    """Those who wait already are not disturbed, and its time to join does not run out."""
+    world = World()
+    storage = scenes.Dependency(world, heals_at_s=90.0)
+    first = Keys(run_id=RUN, incarnation="")
+    mine = circuit(keys=first)
+    run(begin(mine, new_incarnation=False), world)
+    put(world, state="open", epoch=scenes.record(world, keys=first).epoch + 1, generation=1)
+    mine.view = None
+    needed = Dependency(circuit=mine, patience=patience(storage))
+
+    found = run(pass_first_gate(_first(Memory(first), needed)), world)
+
+    assert found is None
+    assert world.now_s >= 90.0
+    assert record(world).charges == ()
+
+
+def test_an_agent_that_begins_leaves_with_what_a_person_has_to_release() -> None:
+    """And takes no notice of what a scheduler has heeded by starting it."""
+    world = World()
+    held, heeded = Ending(code=86, reason="enough"), Ending(code=160, reason="outage")
+    run(restart_record.end(Memory(keys()), heeded), world)
+
+    assert run(pass_first_gate(_first(Memory(keys()))), world) is None
+    run(restart_record.end(Memory(keys()), held), world)
+    assert run(pass_first_gate(_first(Memory(keys()))), world) == held
+
+
+def test_an_agent_that_has_begun_heeds_what_ends_the_job_it_waits_for() -> None:
+    """Only its first look is that of a new start."""
+    world = World()
+    memory, outage = Memory(keys()), Ending(code=160, reason="outage")
+    run(pass_first_gate(_first(memory)), world)
+    run(restart_record.end(Memory(keys()), outage), world)
+
+    assert run(pass_first_gate(_first(memory)), world) == outage
+
+
+def test_an_agent_that_begins_in_an_outage_ends_with_it() -> None:
+    """After as long as any other one."""
+    world = World()
+    storage = scenes.Dependency(world, heals_at_s=1e9)
+    first = Keys(run_id=RUN, incarnation="")
+    mine = circuit(keys=first)
+    run(begin(mine, new_incarnation=False), world)
+    put(world, state="open", epoch=scenes.record(world, keys=first).epoch + 1, generation=1)
+    mine.view = None
+    needed = Dependency(circuit=mine, patience=patience(storage))
+
+    found = run(pass_first_gate(_first(Memory(first), needed)), world)
+
+    assert found is not None
+    assert found.code == ExitCode.OUTAGE
 
 
 # What an agent sees whose workers are well --------------------------------------------------------

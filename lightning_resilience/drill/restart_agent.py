@@ -1,0 +1,391 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""One agent of a simulated job: it comes to the gate, joins, watches its workers, and leaves.
+
+What it asks and what it decides is shipped. Around that is what ``adapters.rendezvous`` does with
+torch's agent: which of it comes after which, and what follows from an exception.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from lightning_resilience.core.exit_codes import ExitCode, may_start_again
+from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
+from lightning_resilience.core.outcome import classify
+from lightning_resilience.core.quota import Ending
+from lightning_resilience.core.restart import first_contact_s, lost
+from lightning_resilience.core.worker_exits import incident_of_exit
+from lightning_resilience.drill.process import Operation
+from lightning_resilience.drill.restart_inner import JoinFailedError
+from lightning_resilience.drill.restart_plan import GRACE_S, JOIN_S
+from lightning_resilience.drill.restart_watch import RENDEZVOUS_KEY, AgentWatch
+from lightning_resilience.drill.restart_workers import WORKERS_PER_NODE
+from lightning_resilience.drill.storage_model import Request
+from lightning_resilience.errors import StoreError
+from lightning_resilience.protocols import restart_record
+from lightning_resilience.protocols.circuit import Circuit
+from lightning_resilience.protocols.effects import (
+    CompareAndSet,
+    Draw,
+    Get,
+    Nonce,
+    Now,
+    Sleep,
+)
+from lightning_resilience.protocols.incarnation import (
+    ROUND_KEY,
+    acknowledge,
+    announce,
+    await_acknowledged,
+    name_round,
+    read_name,
+)
+from lightning_resilience.protocols.incident import publish_incident
+from lightning_resilience.protocols.probe import Patience
+from lightning_resilience.protocols.restart import (
+    Dependency,
+    Gate,
+    pass_first_gate,
+    pass_gate,
+)
+from lightning_resilience.protocols.restart_record import Memory
+from lightning_resilience.protocols.transform import transform
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.keys import Keys
+    from lightning_resilience.core.restart import IncarnationRecord
+    from lightning_resilience.drill.process import Process
+    from lightning_resilience.drill.restart_inner import Place
+    from lightning_resilience.drill.restart_workers import Start
+    from lightning_resilience.drill.restart_world import RestartWorld
+    from lightning_resilience.ports import CancelToken
+    from lightning_resilience.protocols.effects import Effect, Protocol
+
+
+__all__ = ["DEPENDENCIES", "Agent"]
+
+DEPENDENCIES: Final = ("drill://storage:read", "drill://storage:write")
+
+_POLL_S: Final = 1.0
+_MONITOR_S: Final = 2.0
+
+
+class _LeftError(Exception):
+    """The agent leaves.
+
+    Args:
+        ending: How the job has ended, as it knows.
+    """
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.reason)
+        self.ending = ending
+
+
+class Agent:
+    """One agent.
+
+    Args:
+        world: The world.
+        process: Its process; the rank is the number of its node.
+
+    Attributes:
+        place: ``begins``, ``gate``, ``joins``, ``works`` or ``gone``.
+        over: The start of the workers that it had part in last; None before the first.
+        memory: What it remembers of restarts.
+        ending: With what it has left; None where it has not, or all went well.
+        came_at_s: When it came to where it is, on the virtual clock.
+        gated_s: Its longest stay at the gate since its last start, in seconds.
+        start: The start of the workers that it had part in last.
+    """
+
+    def __init__(self, world: RestartWorld, process: Process) -> None:
+        self.world = world
+        self.process = process
+        self.place = "begins"
+        self.over: IncarnationRecord | None = None
+        self.memory: Memory | None = None
+        self.ending: Ending | None = None
+        self.came_at_s = world.agenda.now_s
+        self._joining_s = 0.0
+        self.gated_s = 0.0
+        self.start: Start | None = None
+        self._restarts_left = world.plan.torch_restarts
+        self._has_failed = self._is_called = False
+        self._asked = 0
+
+    @property
+    def status(self) -> int:
+        """With what it has left: 0 where all went well, -1 where it was killed, or still lives."""
+        if self.process.state != "ended":
+            return -1
+        return 0 if self.ending is None else int(self.ending.code)
+
+    @property
+    def joining_s(self) -> float:
+        """For how long it has tried to join since its last start, gates apart, in seconds."""
+        is_joining = self.place == "joins"
+        return self._joining_s + is_joining * (self.world.agenda.now_s - self.came_at_s)
+
+    def _is_at(self, place: str) -> None:
+        if self.place == "gate":
+            self.gated_s = max(self.gated_s, self.world.agenda.now_s - self.came_at_s)
+        self._joining_s = 0.0 if place == "works" else self.joining_s
+        self.gated_s = 0.0 if place == "works" else self.gated_s
+        self.place, self.came_at_s = place, self.world.agenda.now_s
+        self.world.tell(self.process.name, f"is at: {place}")
+
+    # Its life -------------------------------------------------------------------------------------
+
+    def life(self) -> Protocol[None]:
+        """Live until the job has ended, for this agent."""
+        try:
+            draw: float = yield Draw()
+            yield Sleep(first_contact_s(self.world.plan.nodes, draw=draw))
+            while True:
+                yield from self._next_rendezvous()
+                how = yield from self._works()
+                if how == "done" or (how == "failed" and not self._restarts_left):
+                    break
+                self._restarts_left -= how == "failed"
+            yield from self._shut_down()
+        except _LeftError as left:
+            self.ending = left.ending
+        self._is_at("gone")
+
+    def _next_rendezvous(self) -> Protocol[None]:
+        now_s: float = yield Now()
+        joining = Joining(join_s=JOIN_S, started_at_s=now_s)
+        # Bounded, as in the adapter: ``joining`` ends the job where it was enough.
+        while not (yield from self._attempt(joining)):
+            pass
+
+    def _attempt(self, joining: Joining) -> Protocol[bool]:
+        came_at_s: float = yield Now()
+        self._is_at("gate")
+        try:
+            yield from self._pass_gate()
+        except StoreError:
+            now_s: float = yield Now()
+            if self.memory is not None:
+                answered_at_s = self.memory.answered_at_s
+                joining.held(came_at_s=came_at_s, answered_at_s=answered_at_s, now_s=now_s)
+            yield from self._pause(joining, JoinFailure.UNREACHABLE)
+            return False
+        now_s = yield Now()
+        joining.passed(came_at_s=came_at_s, now_s=now_s)
+        self._is_at("joins")
+        self.world.checks.joins(self)
+        try:
+            place = yield from self._join()
+            yield from self._enter(place)
+        except StoreError:
+            yield from self._pause(joining, JoinFailure.UNREACHABLE)
+            return False
+        except JoinFailedError as error:
+            yield from self._pause(joining, error.failure)
+            return False
+        return True
+
+    def _pause(self, joining: Joining, failure: JoinFailure) -> Protocol[None]:
+        if failure is JoinFailure.LATE:
+            self.world.checks.is_late(self)
+        if failure is JoinFailure.CLOSED and self.memory is not None:
+            try:
+                yield from self._remember(self.memory.keys.incarnation)
+            except StoreError:
+                # The adapter's exception goes on through torch's agent, which ends for it.
+                raise _LeftError(_alone("the store has gone")) from None
+        now_s: float = yield Now()
+        draw: float = yield Draw()
+        pause_s = joining.pause_s(failure, now_s=now_s, draw=draw)
+        if pause_s is None:
+            self.world.checks.gives_up(self, failure)
+            is_first, elapsed_s = self.over is None, now_s - joining.started_at_s
+            ending = ending_of(failure, failure.value, is_first=is_first, elapsed_s=elapsed_s)
+            yield from self._end(ending)
+        else:
+            yield Sleep(pause_s)
+
+    # The gate -------------------------------------------------------------------------------------
+
+    def _pass_gate(self) -> Protocol[None]:
+        if self.over is None:
+            self.memory = self._memory_of("")
+            ending = yield from pass_first_gate(self._gate(self.memory))
+            if ending is not None:
+                yield from self._leave(ending)
+            return
+        memory = yield from self._remember(self.over.incarnation)
+        if not self._is_called:
+            yield from self._report(memory)
+        there = lost(self.over, self.world.inner.there())
+        gate = replace(self._gate(memory), left=there, is_failure=not self._is_called)
+        passed = yield from pass_gate(gate)
+        if isinstance(passed, Ending):
+            yield from self._leave(passed)
+        else:
+            self.world.checks.passed(self, passed)
+            self.world.passed()
+
+    def _gate(self, memory: Memory) -> Gate:
+        return Gate(memory=memory, config=self.world.plan.restart, dependencies=self.dependencies())
+
+    def dependencies(self) -> tuple[Dependency, ...]:
+        """Return what a restart waits for, with nothing remembered of it yet."""
+        return tuple(self._dependency(name) for name in DEPENDENCIES)
+
+    def _dependency(self, name: str) -> Dependency:
+        config, host = self.world.plan.breaker, self.process.host.name
+        circuit = Circuit(name, config=config, keys=self._keys(""), host=host)
+        patience = Patience(probe=self._probe, classify=classify, leads=True)
+        return Dependency(circuit=circuit, patience=patience)
+
+    def _probe(self, token: CancelToken) -> Request:
+        del token
+        self._asked += 1
+        operation = Operation(process=self.process, kind="restart", number=self._asked)
+        request = Request("probe", self.process, operation, attempt=1)
+        self.world.storage.submit(request)
+        return request
+
+    def _report(self, memory: Memory) -> Protocol[None]:
+        if self.start is None or not self._has_failed:
+            return
+        node = self.process.rank
+        writer: str = yield Nonce()
+        rank, status = node * WORKERS_PER_NODE, self.start.status(node)
+        offered = incident_of_exit(rank=rank, status=status, message="", writer=writer)
+        yield from publish_incident(memory.keys, offered)
+
+    def _keys(self, incarnation: str) -> Keys:
+        return self.world.keys(incarnation)
+
+    def _memory_of(self, incarnation: str) -> Memory:
+        keys = self._keys(incarnation)
+        return (self.memory or Memory(keys)).followed_by(keys, mirror=self.world.mirror())
+
+    def _remember(self, incarnation: str) -> Protocol[Memory]:
+        memory = self.memory = self._memory_of(incarnation)
+        record = yield from restart_record.read(memory)
+        if record.ending is not None:
+            yield from self._leave(record.ending)
+        return memory
+
+    # Joining --------------------------------------------------------------------------------------
+
+    def _join(self) -> Protocol[Place]:
+        inner = self.world.inner
+        yield Get(RENDEZVOUS_KEY)
+        inner.leave(self.process)
+        began_at_s: float = yield Now()
+        now_s = began_at_s
+        while now_s - began_at_s < JOIN_S:
+            yield Get(RENDEZVOUS_KEY)
+            place = inner.look(self.process)
+            if place is not None:
+                return place
+            yield Sleep(_POLL_S)
+            now_s = yield Now()
+        inner.leave(self.process)
+        raise JoinFailedError(JoinFailure.LATE)
+
+    def _enter(self, place: Place) -> Protocol[None]:
+        before = "" if self.over is None else self.over.incarnation
+        if place.rank == 0:
+            naming = name_round(nodes=len(place.nodes), before=before)
+            found = yield from transform(naming, _within(place.store))
+            yield from announce(self._keys(""), found)
+        else:
+            now_s: float = yield Now()
+            reading = read_name(deadline_at_s=now_s + GRACE_S)
+            found = yield from transform(reading, _within(place.store))
+        yield from self._remember(found.incarnation)
+        self.over = found
+        self._is_called = self._has_failed = False
+        self.start = self.world.started(found.incarnation, place.nodes)
+        self._is_at("works")
+
+    # While all is well ----------------------------------------------------------------------------
+
+    def _works(self) -> Protocol[str]:
+        start, agenda = cast("Start", self.start), self.world.agenda
+        watching = AgentWatch(self)
+        ends_at_s, rate = start.ends_at_s[self.process.rank], self.process.host.clock.rate
+        while agenda.now_s < ends_at_s:
+            news = yield from watching.look()
+            if news.ending is not None:
+                yield from self._leave(news.ending)
+            if news.is_over or (yield from watching.waiting()):
+                self._is_called = True
+                return "called"
+            yield Sleep(min(_MONITOR_S, max(0.0, ends_at_s - agenda.now_s) * rate))
+        self._has_failed = not start.is_good
+        return "failed" if self._has_failed else "done"
+
+    # The end --------------------------------------------------------------------------------------
+
+    def _shut_down(self) -> Protocol[None]:
+        try:
+            ending = yield from self._ending()
+        except StoreError:
+            if self._has_failed:
+                raise _LeftError(_alone("torch's limit, and no store")) from None
+            return
+        if ending is not None:
+            yield from self._leave(ending)
+
+    def _ending(self) -> Protocol[Ending | None]:
+        over = cast("IncarnationRecord", self.over)
+        memory = yield from self._remember(over.incarnation)
+        if not self._has_failed:
+            return None
+        self._is_at("gate")
+        yield from self._pass_gate()
+        reason = "torch restarts none any more"
+        ending = Ending(code=ExitCode.DEAD_LETTERED, reason=reason, incarnation=over.incarnation)
+        return (yield from restart_record.end(memory, ending))
+
+    def _end(self, ending: Ending) -> Protocol[None]:
+        if self.memory is not None:
+            try:
+                ending = yield from restart_record.end(self.memory, ending)
+            except StoreError:
+                self.world.tell(self.process.name, "could not tell the others of the end")
+        yield from self._leave(ending)
+
+    def _leave(self, ending: Ending) -> Protocol[None]:
+        self.world.checks.leaves(self, ending)
+        plan, keys = self.world.plan, self._keys(ending.incarnation)
+        nodes = 1 if self.over is None else self.over.nodes
+        try:
+            if not may_start_again(ending.code):
+                yield Get(RENDEZVOUS_KEY)
+                self.world.inner.is_closed = True
+            yield from acknowledge(keys, self.process.rank)
+            if self.process.rank == 0:
+                linger_s = plan.restart.linger_s
+                yield from await_acknowledged(keys, nodes, linger_s=linger_s)
+        except StoreError:
+            self.world.tell(self.process.name, "leaves, and the store has gone already")
+        raise _LeftError(ending)
+
+
+def _alone(reason: str) -> Ending:
+    return Ending(code=1, reason=reason)
+
+
+def _within(prefix: str) -> Any:  # noqa: ANN401 - what ``transform`` takes
+    """Let effects on the round's own store be performed under its prefix."""
+
+    def perform(effect: Effect) -> Protocol[Any]:
+        if isinstance(effect, Get) and effect.key == ROUND_KEY:
+            return (yield Get(prefix + effect.key))
+        if isinstance(effect, CompareAndSet) and effect.key == ROUND_KEY:
+            return (yield CompareAndSet(prefix + effect.key, effect.expected, effect.desired))
+        return (yield effect)
+
+    return perform

@@ -1,0 +1,213 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated jobs that are started again and again: what a seed decides, and what a failure says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from lightning_resilience.core import quota
+from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.drill import restart_world
+from lightning_resilience.drill.__main__ import app
+from lightning_resilience.drill.parallel import restarts_on_cores
+from lightning_resilience.drill.restart_plan import Fate, FateKind, RestartPlan
+from lightning_resilience.drill.restart_sweep import (
+    RestartRun,
+    restarts_of_seed,
+    run_restarts,
+    sweep_restarts,
+    told_of_restarts,
+)
+from lightning_resilience.drill.scenario import Crash, Outage, Pause, Store, StoreGone
+
+
+FAILS = Fate(kind=FateKind.ERROR, after_s=5.0, echo_s=0.3)
+BASE = RestartPlan(least=2, fates=(FAILS,))
+
+
+def well(plan: RestartPlan, seed: int = 0) -> RestartRun:
+    """Run a plan in which every promise has to be kept."""
+    run = run_restarts(plan, seed)
+    assert not run.check, "\n".join(told_of_restarts(run))
+    return run
+
+
+def test_no_promise_is_broken_in_many_jobs() -> None:
+    """Agents, workers, store, storage and clocks fail, several of them in the same job."""
+    runs = list(sweep_restarts(range(150)))
+
+    assert [told_of_restarts(run) for run in runs if run.check] == []
+    assert sum(run.starts for run in runs) > 300
+
+
+def test_the_jobs_are_not_quiet() -> None:
+    """Each kind of trouble, and each way out of it, is in some of them."""
+    runs = [restarts_of_seed(seed) for seed in range(120)]
+    stories = "\n".join("\n".join(run.story) for run in runs)
+
+    for what in (
+        "* outage",
+        "* crash",
+        "* pause",
+        "* store_partition",
+        "* store_gone",
+        "has lost everything",
+        "is launched anew",
+        *(f"nodes: {kind.value}" for kind in FateKind),
+    ):
+        assert what in stories, what
+    statuses = {status for run in runs for status in run.statuses}
+    assert {ExitCode.DONE, *(78, 86, 160)} <= statuses
+
+
+def test_a_seed_decides_all_of_a_job() -> None:
+    """The same seed has the same story, another one has another."""
+    assert restarts_of_seed(7) == restarts_of_seed(7)
+    assert restarts_of_seed(7).story != restarts_of_seed(8).story
+
+
+def test_a_failure_ends_the_sweep_and_says_how_to_see_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The command that is printed tells the same story, and ends with 1."""
+    monkeypatch.setattr(quota, "charged", lambda *_: False)
+
+    *before, failed = sweep_restarts(range(100))
+    replayed = CliRunner().invoke(app, ["--restarts", str(failed.seed)])
+
+    assert not any(run.check for run in before)
+    assert failed.check == "I4 OneCharge"
+    assert told_of_restarts(failed)[-1].endswith(f"make sim RESTARTS={failed.seed}")
+    assert replayed.exit_code == 1
+    assert "I4 OneCharge does not hold" in replayed.output
+
+
+def test_jobs_on_several_cores_are_those_on_one() -> None:
+    """In the order of their seeds, without their stories."""
+    alone = [replace(run, story=()) for run in sweep_restarts(range(12))]
+
+    assert list(restarts_on_cores(range(12), workers=2)) == alone
+    assert list(restarts_on_cores(range(12), workers=1)) == alone
+
+
+def test_who_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the bound passes, the failure says who is still there, and where."""
+    monkeypatch.setattr(restart_world, "_START_S", 0.5)
+
+    run = run_restarts(BASE)
+
+    assert run.check == "I3 RestartsEnd"
+    assert "agent 0 at: " in run.what
+
+
+def test_a_job_can_be_told_without_a_failure() -> None:
+    """Its story, and that every promise was kept."""
+    done = CliRunner().invoke(app, ["--restarts", "4"])
+
+    assert done.exit_code == 0
+    assert "is at: gate" in done.output
+    assert "every promise was kept" in done.output
+
+
+# One trouble at any place -------------------------------------------------------------------------
+
+EFFECTS = 90
+"""More than an agent performs from its beginning to its second start."""
+
+
+@pytest.mark.parametrize("fate", [FAILS, Fate(kind=FateKind.KILLED, after_s=5.0)], ids=str)
+@pytest.mark.parametrize("least", [1, 2])
+def test_an_agent_that_is_killed_anywhere_breaks_no_promise(fate: Fate, least: int) -> None:
+    """Before each effect that it performs; another one comes in its place."""
+    plan = RestartPlan(least=least, fates=(fate,), launches=1)
+    for effects in range(1, EFFECTS):
+        crash = Crash(at_s=0.0, ranks=(0,), effects=effects)
+        arrivals = (*plan.arrivals, (0, 40.0), (0, 80.0))
+        run = well(replace(plan, faults=(crash,), arrivals=arrivals))
+        assert 0 in run.statuses
+
+
+@pytest.mark.parametrize("for_s", [8.0, 60.0])
+def test_an_agent_that_stands_still_anywhere_breaks_no_promise(for_s: float) -> None:
+    """For shorter and for longer than until it is taken for gone."""
+    for effects in range(1, EFFECTS):
+        pause = Pause(at_s=0.0, ranks=(0,), effects=effects, for_s=for_s)
+        run = well(replace(BASE, least=1, faults=(pause,)))
+        assert 0 in run.statuses
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_store_that_comes_back_empty_at_any_time_breaks_no_promise(seed: int) -> None:
+    """Whoever lives tells it what there was."""
+    for at in range(1, 40):
+        gone = StoreGone(at_s=0.5 * at, for_s=2.0, comes_back_empty=True)
+        run = well(replace(BASE, faults=(gone,)), seed)
+        assert 0 in run.statuses
+
+
+# What must come of it -----------------------------------------------------------------------------
+
+
+def test_a_crash_loop_is_given_up_by_all() -> None:
+    """With one status, after as many restarts as the quota allows."""
+    loop = tuple(Fate(kind=FateKind.ERROR, after_s=3.0, echo_s=0.3) for _ in range(9))
+
+    run = well(replace(BASE, fates=loop))
+
+    assert run.statuses == (86, 86)
+    assert run.starts == 1 + BASE.restart.restart_quota
+
+
+def test_a_crash_loop_is_not_begun_again_by_a_new_launcher() -> None:
+    """What the mirror says stands, whatever store the new one brings."""
+    loop = tuple(Fate(kind=FateKind.KILLED, after_s=3.0) for _ in range(20))
+
+    run = well(replace(BASE, fates=loop, launches=4, is_mirrored=True))
+
+    assert set(run.statuses) == {86}
+    assert len(run.statuses) == 10
+    assert run.starts == 1 + BASE.restart.killed_quota
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_who_has_joined_before_the_circuit_opened_waits_for_the_others(seed: int) -> None:
+    """Longer than it may wait in the rendezvous: it comes back to the gate, and the job goes on."""
+    plan = replace(BASE, nodes=3, least=3, arrivals=((0, 0.0), (1, 0.0), (2, 0.0)))
+
+    run = well(replace(plan, ill_after=1 + seed % 3, ill_s=110.0), seed)
+
+    assert run.statuses == (0, 0, 0)
+    assert run.starts == 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_node_that_comes_in_an_outage_waits_with_the_others(seed: int) -> None:
+    """It neither disturbs those who wait nor ends their job."""
+    outage = Outage(at_s=4.0, for_s=150.0)
+
+    run = well(
+        replace(BASE, nodes=3, arrivals=((0, 0.0), (1, 0.0), (2, 30.0)), faults=(outage,)), seed
+    )
+
+    assert run.statuses == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_lost_answer_after_a_long_wait_at_the_gate_ends_no_job(seed: int) -> None:
+    """The wait was for an ill dependency, and not for the store."""
+    plan = replace(BASE, faults=(Outage(at_s=4.0, for_s=150.0),), store=Store(lost_answers=0.02))
+
+    assert 160 not in well(plan, seed).statuses
+
+
+def test_an_outage_that_outlasts_the_gate_is_an_outage_on_all() -> None:
+    """The quota is not touched, and a scheduler may start the job again."""
+    outage = Outage(at_s=4.0, for_s=400.0)
+
+    run = well(replace(BASE, faults=(outage,)))
+
+    assert run.statuses == (160, 160)
