@@ -1477,7 +1477,9 @@ _RESTARTS = (
         story="it has ended, has it not",
         edits=(
             _edit(
-                "core/quota.py", "        return Cause.PREEMPTED\n", "        return Cause.FAILED\n"
+                "core/quota.py",
+                "        return Cause.LEFT if left and is_called else Cause.PREEMPTED\n",
+                "        return Cause.FAILED\n",
             ),
         ),
         found_by=("I4",),
