@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.agents import agents
 from tests.gcs_server import gcs_bucket, gcs_server
 from tests.s3_server import bucket, s3_server
 from tests.single_rank import faulty, spool
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-__all__ = ["bucket", "faulty", "gcs_bucket", "gcs_server", "s3_server", "spool", "warm_python"]
+__all__ = [
+    "agents",
+    "bucket",
+    "faulty",
+    "gcs_bucket",
+    "gcs_server",
+    "s3_server",
+    "spool",
+    "warm_python",
+]
 
 TESTS = Path(__file__).resolve().parent
 

@@ -145,7 +145,8 @@ def _serve() -> None:
     homes = ("lightning.pytorch", "pytorch_lightning")
     for name in (*homes, "lightning_resilience.adapters.lightning.callback"):
         __import__(name)
-    __import__("tests.lightning_job")
+    for name in ("tests.lightning_job", "torch.distributed.run", "tests.agents"):
+        __import__(name)
     # Lightning imports it in the first listing of anything remote, and nothing else runs meanwhile:
     # on a busy machine for longer than a rank of these tests may be silent.
     with contextlib.suppress(ImportError):
