@@ -9,6 +9,7 @@ programs (``agent_worker.py``) that note what they were started with. Times are 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import importlib
 import json
 import logging
@@ -20,6 +21,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,7 +46,10 @@ WITHIN_S = 150.0
 WORKER = str(Path(__file__).with_name("agent_worker.py"))
 CONF: Mapping[str, Any] = {
     "keep_alive_interval": 1,
+    # A busy machine may keep a thread from its heartbeat for seconds.
+    "keep_alive_max_attempt": 8,
     "last_call_timeout": 1,
+    "read_timeout": 5,
     "restart_base_delay_s": 0.5,
     "restart_max_delay_s": 1.0,
     "settle_s": 0.3,
@@ -88,6 +93,7 @@ class Launch:
 def launch(asked: Launch, folder: str) -> None:
     """Run an agent, in a process of its own."""
     sys.argv = ["torchrun"]
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.INFO)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", force=True)
     register_backend(Path(folder))
     for name in asked.before:
@@ -112,6 +118,23 @@ def launch(asked: Launch, folder: str) -> None:
             *asked.program,
         ]
     )
+
+
+def shift_clock() -> None:
+    """Let the wall clock of this process be half a minute ahead, for all that a rendezvous is."""
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
+
+    from lightning_resilience.adapters import rendezvous_inner  # noqa: PLC0415
+
+    def now(tz: dt.tzinfo) -> dt.datetime:
+        return dt.datetime.now(tz) + dt.timedelta(seconds=30)
+
+    # Not a class of its own: what it returns is pickled for the other nodes.
+    clock: Any = SimpleNamespace(now=now)
+    module: Any = dynamic_rendezvous
+    module.datetime = clock
+    inner: Any = rendezvous_inner
+    inner.dt = SimpleNamespace(datetime=clock, timedelta=dt.timedelta, timezone=dt.timezone)
 
 
 def _launch_from_program(asked: Launch) -> None:
@@ -266,8 +289,10 @@ class Agents:
         """Wait until ``done``."""
         ends_at_s = time.monotonic() + within_s
         while not done():
-            if time.monotonic() >= ends_at_s:
-                raise AssertionError(f"nothing happened within {within_s:g} s:\n{self.text()}")
+            failed = [agent.code for agent in self.agents.values() if agent.code not in {None, 0}]
+            if time.monotonic() >= ends_at_s or set(failed) - {-signal.SIGKILL}:
+                message = f"agents have ended with {failed}, or it was long:\n{self.text()}"
+                raise AssertionError(message)
             self.warm.listen(lambda: False, within_s=0.05)
 
     def until_start(self, number: int, *, size: int | None = None) -> list[Start]:
@@ -307,6 +332,11 @@ class Agents:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         agent.wait(WITHIN_S)
+
+    def crash(self, node: int) -> None:
+        """Kill the worker of an agent."""
+        for pid in children_of(self.agents[node].pid):
+            os.kill(pid, signal.SIGKILL)
 
     def store(self) -> TorchStore:
         """Return a connection of the test's own to the job's store."""

@@ -168,6 +168,7 @@ class Connection:
             text = foreign_text(owner, self._parameters.run_id, endpoint=self._parameters.endpoint)
             if text:
                 raise ForeignStoreError(text)
+        within.renew_workers_store(handler)
         return handler.next_rendezvous()
 
     def renew(self) -> bool:

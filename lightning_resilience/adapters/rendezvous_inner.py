@@ -10,6 +10,7 @@ private name                          where a version of torch has it no more
 ``_store``                            our records have to have a store of their own
 ``_backend._store``                   a broken connection is a lost store: all join anew
 ``_stop_heartbeats``                  a node that has left counts as present for some seconds more
+``_bootstrap_store_info``             a node that comes later waits for an address in vain, as ever
 ====================================  ==============================================================
 """
 
@@ -41,8 +42,10 @@ __all__ = [
     "hosts_store",
     "judge_by_own_sight",
     "make_inner",
+    "members",
     "participants",
     "reconnect",
+    "renew_workers_store",
     "stop",
     "store_of",
 ]
@@ -83,6 +86,23 @@ def participants(handler: RendezvousHandler) -> int | None:
     state = getattr(getattr(handler, "_state_holder", None), "state", None)
     found = getattr(state, "participants", None)
     return None if found is None else len(found)
+
+
+def members(handler: RendezvousHandler) -> frozenset[tuple[str, int]]:
+    """Return host and process of the nodes of the present round; nothing if unknown."""
+    state = getattr(getattr(handler, "_state_holder", None), "state", None)
+    return frozenset((node.addr, node.pid) for node in getattr(state, "participants", ()))
+
+
+def renew_workers_store(handler: RendezvousHandler) -> None:
+    """Let node 0 of the next round make a store for its workers, and tell all nodes where it is.
+
+    Torch does that in a handler's first round only. A node that comes later then waits for an
+    address that nobody writes, until it and the others run out of time; and one that is node 0 no
+    more keeps to the store that it has made itself.
+    """
+    if hasattr(handler, "_bootstrap_store_info"):
+        handler._bootstrap_store_info = None
 
 
 def store_of(handler: RendezvousHandler) -> Store | None:
