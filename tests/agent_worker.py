@@ -72,7 +72,7 @@ def _wait(done: Callable[[], bool]) -> None:
 
 def _are_all_there(folder: Path, note: dict[str, Any]) -> bool:
     text = (folder / "starts.jsonl").read_text(encoding="utf-8")
-    return text.count(json.dumps(note["incarnation"])) >= note["world"]
+    return text.count(json.dumps(note["incarnation"])) >= int(note["world"])
 
 
 def _leave_error(text: str) -> None:

@@ -18,6 +18,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,6 +94,7 @@ class Launch:
 def launch(asked: Launch, folder: str) -> None:
     """Run an agent, in a process of its own."""
     sys.argv = ["torchrun"]
+    tempfile.tempdir = None
     logging.getLogger("torch.distributed.elastic").setLevel(logging.INFO)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", force=True)
     register_backend(Path(folder))
@@ -162,8 +164,11 @@ def register_backend(folder: Path) -> None:
     ``pyproject.toml`` says is written as metadata of its own.
     """
     from torch.distributed.elastic.rendezvous import registry  # noqa: PLC0415 - not in the tests
+    from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415
+        rendezvous_handler_registry as handlers,
+    )
 
-    if "resilient" in registry.handler_registry._registry:
+    if "resilient" in handlers._registry:
         return
     home = folder / "entry_point-0.dist-info"
     home.mkdir(exist_ok=True)

@@ -140,7 +140,7 @@ def warm_python() -> Iterator[WarmPython]:
     warm.close()
 
 
-def _serve() -> None:
+def _import_all() -> None:
     # Both distributions first: a callback fits those that it finds.
     homes = ("lightning.pytorch", "pytorch_lightning")
     for name in (*homes, "lightning_resilience.adapters.lightning.callback"):
@@ -151,6 +151,10 @@ def _serve() -> None:
     # on a busy machine for longer than a rank of these tests may be silent.
     with contextlib.suppress(ImportError):
         __import__("gcsfs")
+
+
+def _serve() -> None:
+    _import_all()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)

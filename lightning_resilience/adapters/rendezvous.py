@@ -45,7 +45,7 @@ from lightning_resilience.protocols.incarnation import (
     read_name,
 )
 from lightning_resilience.protocols.incident import publish_incident
-from lightning_resilience.protocols.restart import Gate, pass_gate
+from lightning_resilience.protocols.restart import Gate, charge_missed, pass_gate
 from lightning_resilience.protocols.restart_record import Memory
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
@@ -53,7 +53,7 @@ from lightning_resilience.runtime.system import SystemClock, SystemDice
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
-    from lightning_resilience.core.restart import IncarnationRecord
+    from lightning_resilience.core.restart import GoRecord, IncarnationRecord
 
 
 __all__ = ["BACKEND", "INCARNATION", "STORE", "ResilientHandler", "create_handler"]
@@ -115,6 +115,9 @@ class ResilientHandler(RendezvousHandler):
         """Whether the workers are restarted because of other agents."""
         self._is_through = False
         """Whether this agent has passed the gate, and has not joined yet."""
+        self._has_left = False
+        self._passed: tuple[Gate, GoRecord] | None = None
+        self._members: frozenset[tuple[str, int]] = frozenset()
 
     def get_backend(self) -> str:
         """Return the name under which torch has found this."""
@@ -205,6 +208,7 @@ class ResilientHandler(RendezvousHandler):
         passed = store.run(pass_gate(gate))
         if isinstance(passed, Ending):
             self._leave(passed)
+        self._passed = gate, passed
         _log.info(
             "joining again, %.1f s after it was agreed: %s (failures without progress: %d)",
             passed.delay_s,
@@ -264,14 +268,24 @@ class ResilientHandler(RendezvousHandler):
                 found = names.run(read_name(deadline_at_s=deadline_at_s))
         finally:
             names.close()
-        memory = self._remember(found.incarnation)
+        self._look_who_is_here(store)
+        # Order: before the look at the record, so that whoever leaves there says which node it is.
         self._round, self._node = found, info.rank
+        memory = self._remember(found.incarnation)
         self._is_called = self._is_through = False
         self._watching = Watching(self._connection, self._options, memory=memory, begun=found)
         os.environ[INCARNATION] = found.incarnation
         url = self._connection.url
         if self._named_store is None and url is not None:
             os.environ[STORE] = url
+
+    def _look_who_is_here(self, store: AgentStore) -> None:
+        """Have nodes charged that have left, and were not missed at the gate."""
+        before, here = self._members, within.members(self._connection.handler())
+        if self._passed is not None:
+            gate, go = self._passed
+            store.run(charge_missed(gate, go, gone=len(before - here)))
+        self._members, self._passed = here, None
 
     # While all is well ----------------------------------------------------------------------------
 
@@ -313,6 +327,10 @@ class ResilientHandler(RendezvousHandler):
         Raises:
             SystemExit: The job has ended otherwise than well; with its status.
         """
+        if self._has_left:
+            # ``SystemExit`` is on its way through torch's launcher, which calls this once more.
+            self._connection.drop()
+            return False
         ending = None
         try:
             ending = self._ending()
@@ -365,6 +383,7 @@ class ResilientHandler(RendezvousHandler):
 
     def _leave(self, ending: Ending) -> NoReturn:
         """Leave with a status, and say why."""
+        self._has_left = True
         if not may_start_again(ending.code):
             self.set_closed()
         nodes = 1 if self._round is None else self._round.nodes

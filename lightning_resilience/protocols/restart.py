@@ -43,7 +43,15 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.restart_record import Memory
 
 
-__all__ = ["Dependency", "Gate", "News", "let_through", "look_around", "pass_gate"]
+__all__ = [
+    "Dependency",
+    "Gate",
+    "News",
+    "charge_missed",
+    "let_through",
+    "look_around",
+    "pass_gate",
+]
 
 _CIRCLES: Final = 64
 """So often a circuit may open again during the delay; the deadline comes before that."""
@@ -150,6 +158,25 @@ def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
         return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))
     why = f"What it needs became ill again {_CIRCLES} times."
     return (yield from restart_record.end(gate.memory, _outage(gate, why)))
+
+
+def charge_missed(gate: Gate, go: GoRecord, *, gone: int) -> Protocol[None]:
+    """Charge the loss of nodes that nobody had missed at the gate, once the new round is there.
+
+    A node that is back before it is missed looks like one that has come. What else has ended the
+    workers has been charged already, or is free whoever leaves.
+
+    Args:
+        gate: This agent's way.
+        go: What was agreed at it.
+        gone: Nodes of the incarnation that is over which have no part in the new round.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    if gone and go.cause == Cause.GROWN.value:
+        closed = Closed(incarnation=gate.incarnation, cause=Cause.LEFT)
+        yield from restart_record.charge(gate.memory, gate.config, closed)
 
 
 def _await_dependencies(gate: Gate, *, deadline_at_s: float) -> Protocol[None]:

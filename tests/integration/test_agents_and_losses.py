@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Real agents that lose something: the store, a node, the time of day, or the storage of the job."""
+"""Real agents that lose something: the store, the time of day, or the storage of the job."""
 
 from __future__ import annotations
 
