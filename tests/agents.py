@@ -163,8 +163,8 @@ def register_backend(folder: Path) -> None:
     A checkout that was installed before it had the entry point has none in its metadata. Then what
     ``pyproject.toml`` says is written as metadata of its own.
     """
-    from torch.distributed.elastic.rendezvous import registry  # noqa: PLC0415 - not in the tests
     from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415
+        registry,
         rendezvous_handler_registry as handlers,
     )
 

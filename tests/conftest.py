@@ -23,6 +23,7 @@ import pytest
 
 from tests.agents import agents
 from tests.gcs_server import gcs_bucket, gcs_server
+from tests.handlers import handlers
 from tests.s3_server import bucket, s3_server
 from tests.single_rank import faulty, spool
 from tests.warm_python import warm_python
@@ -38,6 +39,7 @@ __all__ = [
     "faulty",
     "gcs_bucket",
     "gcs_server",
+    "handlers",
     "s3_server",
     "spool",
     "warm_python",

@@ -31,9 +31,8 @@ from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirro
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
-from lightning_resilience.core.evidence import one_line
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
-from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
+from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, lost
 from lightning_resilience.core.worker_exits import incident_of_exit
@@ -103,7 +102,7 @@ class ResilientHandler(RendezvousHandler):
     ) -> None:
         self._options = options
         self._run_id = parameters.run_id
-        self._nodes = parameters.max_nodes
+        self._nodes, self._endpoint = parameters.max_nodes, parameters.endpoint
         self._named_store = store
         self._connection = Connection(parameters, options, named_store=store)
         self._clock, self._dice = SystemClock(), SystemDice(rank=os.getpid())
@@ -178,12 +177,13 @@ class ResilientHandler(RendezvousHandler):
             self._end(
                 ending_of(
                     failure,
-                    one_line(error),
+                    text_of(error),
                     is_first=self._round is None,
                     elapsed_s=now_s - joining.started_at_s,
+                    endpoint=self._endpoint,
                 )
             )
-        _log.warning("joining again in %.1f s: %s", pause_s, one_line(error))
+        _log.warning("joining again in %.1f s: %s", pause_s, text_of(error))
         if failure is JoinFailure.UNREACHABLE:
             self._connection.drop()
         self._clock.sleep(pause_s)

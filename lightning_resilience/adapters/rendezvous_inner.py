@@ -16,16 +16,23 @@ private name                          where a version of torch has it no more
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from lightning_resilience.adapters.torch_store import innermost_store
 from lightning_resilience.core import lease
+from lightning_resilience.core.joining import may_host
 
 
 if TYPE_CHECKING:
@@ -69,6 +76,28 @@ def make_inner(
         RendezvousError: The store does not answer.
         ValueError: An option is one that torch does not take.
     """
+    if may_host(options, backend=name) and _is_own(parameters.endpoint):
+        # Torch compares names, and an alias is another one. Whoever comes second is a client.
+        with contextlib.suppress(RendezvousConnectionError):
+            return _made(parameters, name, {**options, "is_host": True})
+        return _made(parameters, name, {**options, "is_host": False})
+    return _made(parameters, name, options)
+
+
+def _is_own(endpoint: str) -> bool:
+    """Tell whether an endpoint leads to an address of this machine: only such can be bound."""
+    host, port = parse_rendezvous_endpoint(endpoint, default_port=0)
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind((address[0], 0))
+                return True
+    return False
+
+
+def _made(
+    parameters: RendezvousParameters, name: str, options: Mapping[str, Any]
+) -> RendezvousHandler:
     inner = RendezvousParameters(
         name,
         parameters.endpoint,

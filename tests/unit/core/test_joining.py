@@ -76,9 +76,14 @@ def test_the_time_at_the_gate_does_not_count() -> None:
         (JoinFailure.CLOSED, True, ExitCode.CLOSED, "closed by an earlier run"),
         (JoinFailure.CLOSED, False, ExitCode.CLOSED, "closed by another agent"),
         (JoinFailure.FOREIGN, True, ExitCode.USAGE, "why"),
-        (JoinFailure.LATE, False, ExitCode.OUTAGE, "could not join within 60 s: why"),
+        (JoinFailure.LATE, False, ExitCode.OUTAGE, "at host:1 within 60 s: why"),
         (JoinFailure.UNREACHABLE, True, ExitCode.OUTAGE, "is_host=1"),
-        (JoinFailure.UNREACHABLE, False, ExitCode.OUTAGE, "could not join within 60 s: why"),
+        (
+            JoinFailure.UNREACHABLE,
+            False,
+            ExitCode.OUTAGE,
+            "at host:1 within 60 s: why",
+        ),
     ],
 )
 def test_a_job_that_cannot_join_says_what_to_do(
@@ -88,7 +93,7 @@ def test_a_job_that_cannot_join_says_what_to_do(
     said: str,
 ) -> None:
     """With the status that tells a scheduler whether to start it again."""
-    ending = ending_of(failure, "why", is_first=is_first, elapsed_s=60.0)
+    ending = ending_of(failure, "why", is_first=is_first, elapsed_s=60.0, endpoint="host:1")
 
     assert ending.code == code
     assert said in ending.reason
