@@ -169,7 +169,7 @@ class Connection:
             if text:
                 raise ForeignStoreError(text)
         within.renew_workers_store(handler)
-        return handler.next_rendezvous()
+        return within.with_own_client(handler.next_rendezvous())
 
     def renew(self) -> bool:
         """Give torch's handler a new client, where its own broke and the server is there.

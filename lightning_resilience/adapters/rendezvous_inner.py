@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
+    RendezvousInfo,
     RendezvousParameters,
     rendezvous_handler_registry,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "renew_workers_store",
     "stop",
     "store_of",
+    "with_own_client",
 ]
 
 _NO_SERVER: Final = "server=<nullptr>"
@@ -132,6 +134,18 @@ def renew_workers_store(handler: RendezvousHandler) -> None:
     """
     if hasattr(handler, "_bootstrap_store_info"):
         handler._bootstrap_store_info = None
+
+
+def with_own_client(info: RendezvousInfo) -> RendezvousInfo:
+    """Give torch's agent a client of its own for a round.
+
+    It waits for the other agents with the client that its heartbeat uses, which then has to wait
+    as well: an agent whose workers end well before the others' would be missed by these.
+    """
+    if not isinstance(innermost_store(info.store), TCPStore):
+        return info
+    store = info.store.clone()
+    return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
 
 
 def store_of(handler: RendezvousHandler) -> Store | None:
