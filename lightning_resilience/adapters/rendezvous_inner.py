@@ -142,10 +142,12 @@ def with_own_client(info: RendezvousInfo) -> RendezvousInfo:
     It waits for the other agents with the client that its heartbeat uses, which then has to wait
     as well: an agent whose workers end well before the others' would be missed by these.
     """
-    if not isinstance(innermost_store(info.store), TCPStore):
+    found: Any = info
+    # Missing in earlier versions of torch.
+    clone = getattr(info.store, "clone", None)
+    if clone is None or not isinstance(innermost_store(info.store), TCPStore):
         return info
-    store = info.store.clone()
-    return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
+    return RendezvousInfo(clone(), info.rank, info.world_size, found.bootstrap_store_info)
 
 
 def store_of(handler: RendezvousHandler) -> Store | None:

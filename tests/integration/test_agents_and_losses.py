@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Real agents that lose something: the store, the time of day, or the storage of the job."""
+"""Real agents that lose something: the host of the store, or the storage of the job."""
 
 from __future__ import annotations
 
@@ -66,21 +66,6 @@ def test_the_host_of_the_store_never_comes_back(agents: Make) -> None:
     reason = job.reason(1)
     assert (reason["name"], reason["may_start_again"]) == ("outage", True)
     assert "could not join at 127.0.0.1:" in reason["reason"]
-
-
-def test_a_clock_that_is_wrong_changes_nothing(agents: Make) -> None:
-    """One agent's time of day is half a minute ahead, and a node may be silent for 8 s."""
-    job = agents(plan={"1.1": "fail"})
-
-    job.start(0)
-    job.start(1, before=("tests.agents:shift_clock",))
-    job.until_start(2)
-    record = job.restarts()
-    job.finish()
-
-    assert job.codes() == [0, 0]
-    assert [len(each) for each in job.rounds()] == [2, 2]
-    assert [each.cause for each in record.charges] == ["failed"]
 
 
 def open_circuit(job: Agents) -> None:
