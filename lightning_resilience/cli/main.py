@@ -86,3 +86,66 @@ def verify(
     from lightning_resilience.cli import verifying  # noqa: PLC0415 - no other command needs it
 
     raise typer.Exit(verifying.verify(directory, as_json=as_json, is_quick=is_quick))
+
+
+store_app = typer.Typer(help="A shared store that lives longer than any job.", no_args_is_help=True)
+app.add_typer(store_app, name="store")
+restarts_app = typer.Typer(help="A job's record of restarts.", no_args_is_help=True)
+app.add_typer(restarts_app, name="restarts")
+
+
+@store_app.command()
+def serve(
+    *,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Name or address under which clients reach this host; its own name."),
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port; 0 for any that is free.", min=0, max=65535)] = 0,
+) -> None:
+    """Serve a store until this process is told to end, and start it again where it dies.
+
+    Prints its URL whenever it begins to serve. It has no password: serve it on a private network.
+    """
+    import platform  # noqa: PLC0415 - no other command needs it
+
+    from lightning_resilience.cli import serving  # noqa: PLC0415 - it needs torch
+
+    raise typer.Exit(serving.serve(host or platform.node(), port))
+
+
+RunId = Annotated[str, typer.Option("--run-id", help="Name of the run (--rdzv-id).")]
+Store = Annotated[str | None, typer.Option(help="tcp://HOST:PORT of the shared store.")]
+Restarts = Annotated[
+    str | None, typer.Option(help="URL of the directory that the job was given as restarts.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")]
+
+
+@restarts_app.command()
+def show(
+    *, run_id: RunId, store: Store = None, restarts: Restarts = None, as_json: AsJson = False
+) -> None:
+    """Print what a job's record of restarts says.
+
+    Ends with 0 where the job may start, with 1 where it has ended, with 2 where that cannot be
+    told.
+    """
+    from lightning_resilience.cli import releasing  # noqa: PLC0415 - it needs torch
+
+    place = releasing.Place(run_id=run_id, store=store, restarts=restarts)
+    raise typer.Exit(releasing.show(place, as_json=as_json))
+
+
+@restarts_app.command()
+def release(
+    *, run_id: RunId, store: Store = None, restarts: Restarts = None, as_json: AsJson = False
+) -> None:
+    """Let a job start again that was left for a person (86), with all quotas refilled.
+
+    Look at the cause first. Ends with 0, or with 2 where the record could not be changed.
+    """
+    from lightning_resilience.cli import releasing  # noqa: PLC0415 - it needs torch
+
+    place = releasing.Place(run_id=run_id, store=store, restarts=restarts)
+    raise typer.Exit(releasing.release(place, as_json=as_json))

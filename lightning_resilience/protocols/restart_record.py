@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["Memory", "Mirror", "charge", "end", "look", "read", "start"]
+__all__ = ["Memory", "Mirror", "charge", "end", "look", "read", "release", "start"]
 
 _ROUNDS: Final = 4
 """Each loses to a store that came back empty, or to a dozen other agents in a row."""
@@ -173,6 +173,27 @@ def start(memory: Memory) -> Protocol[Ending | None]:
         return quota.Ruling(record=quota.started_again(record, writer=writer), number=0)
 
     return (yield from _change(memory, rule)).ending
+
+
+def release(memory: Memory) -> Protocol[RestartRecord]:
+    """Let the job start again, with all quotas refilled. For a person only.
+
+    What is kept on shared storage is looked at first where the store knows nothing, and is written
+    in any case.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    if memory.mirror is not None:
+        kept = yield from memory.mirror.loaded()
+        if kept is not None:
+            memory.seen = kept
+
+    def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
+        del unchanged_s
+        return quota.Ruling(record=quota.released(record, writer=writer), number=0)
+
+    return (yield from _change(memory, rule)).record
 
 
 def end(memory: Memory, ending: Ending) -> Protocol[Ending]:

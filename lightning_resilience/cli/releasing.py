@@ -1,0 +1,102 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""``lightning-resilience restarts``: what a job's record of restarts says, and its release."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import typer
+
+from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.rendezvous_gate import mirror_of
+from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+from lightning_resilience.config import parse_store_url
+from lightning_resilience.core.exit_codes import ExitCode, words_of
+from lightning_resilience.errors import ConfigError, ResilienceError
+from lightning_resilience.protocols import restart_record
+from lightning_resilience.protocols.restart_record import Memory
+from lightning_resilience.runtime.memory import MemoryStore
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.core.quota import RestartRecord
+
+
+__all__ = ["Place", "release", "show"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a job's record is.
+
+    Args:
+        run_id: Name of the run.
+        store: URL of the shared store; None for none, as when the job has ended.
+        restarts: URL of the directory that the job was given as ``restarts``; None for none.
+    """
+
+    run_id: str
+    store: str | None
+    restarts: str | None
+
+    def memory(self) -> tuple[AgentStore, Memory]:
+        """Return the store, and a memory for the record.
+
+        Raises:
+            ConfigError: Neither place is named, or a URL has another form.
+        """
+        if self.store is None and self.restarts is None:
+            message = "Say where the record is: --store tcp://HOST:PORT, --restarts URL, or both."
+            raise ConfigError(message)
+        if self.store is None:
+            store = AgentStore(MemoryStore(), run_id=self.run_id)
+        else:
+            host, port = parse_store_url(self.store, option="--store")
+            store = AgentStore.at(host, port, run_id=self.run_id)
+        mirror = mirror_of(RendezvousOptions(restarts=self.restarts), store)
+        return store, Memory(store.keys(""), mirror=mirror)
+
+
+def show(place: Place, *, as_json: bool) -> int:
+    """Print the record; return 0 where the job may start, 1 where not, 2 where nobody can tell."""
+    return _carried_out(place, as_json=as_json, releases=False)
+
+
+def release(place: Place, *, as_json: bool) -> int:
+    """Let a job start again that was left for a person, with all quotas refilled."""
+    return _carried_out(place, as_json=as_json, releases=True)
+
+
+def _carried_out(place: Place, *, as_json: bool, releases: bool) -> int:
+    try:
+        store, memory = place.memory()
+        try:
+            protocol = restart_record.release(memory) if releases else restart_record.read(memory)
+            record = store.run(protocol)
+        finally:
+            store.close()
+    except (ResilienceError, OSError) as error:
+        typer.echo(f"{error}", err=True)
+        return 2
+    typer.echo(_json(record) if as_json else _words(record))
+    return 0 if record.ending is None else 1
+
+
+def _json(record: RestartRecord) -> str:
+    return msgspec.json.format(msgspec.json.encode(record)).decode()
+
+
+def _words(record: RestartRecord) -> str:
+    lines = [f"{record.restarts} restarts charged, {len(record.charges)} of them within the window"]
+    lines += [
+        f"  {each.incarnation}  {each.cause}  step {each.step}  {each.age_s:.0f} s before the last"
+        for each in record.charges
+    ]
+    if record.ending is None:
+        return "\n".join([*lines, "the job may start"])
+    name, next_ = words_of(ExitCode(record.ending.code))
+    ended = f"ended: {record.ending.code} ({name}). {record.ending.reason}"
+    return "\n".join([*lines, ended, next_])
