@@ -32,7 +32,7 @@ from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
-from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of
+from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of, unread
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, lost
 from lightning_resilience.core.worker_exits import incident_of_exit
@@ -331,11 +331,14 @@ class ResilientHandler(RendezvousHandler):
             # ``SystemExit`` is on its way through torch's launcher, which calls this once more.
             self._connection.drop()
             return False
-        ending = None
+        # Order: before this handles an exception of its own.
+        has_failed, ending = is_failing(), None
         try:
             ending = self._ending()
         except RETRYABLE as error:
             _log.warning("how the job has ended could not be told: %s", error)
+            # Without any record there is one status that may be wrong and does no harm.
+            ending = unread(text_of(error)) if has_failed else None
         if ending is not None:
             self._leave(ending)
         try:

@@ -14,6 +14,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStoreInfo,
 )
 
 from lightning_resilience.adapters import rendezvous_inner as within
@@ -132,7 +133,7 @@ def test_a_round_has_a_client_of_its_own(joined: Any) -> None:
     info = RendezvousInfo(joined._get_store(), 0, 1, joined._bootstrap_store_info)
 
     found = within.with_own_client(info)
-    info.store.set("said", b"1")
+    info.store.set("said", "1")
 
     assert found.store is not info.store
     assert found.store.get("said") == b"1"
@@ -142,7 +143,7 @@ def test_a_round_has_a_client_of_its_own(joined: Any) -> None:
 
 def test_a_store_without_a_server_stays_as_it_is() -> None:
     """There is no connection that could be waited for."""
-    info: Any = RendezvousInfo(HashStore(), 0, 1, None)
+    info = RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 7))
 
     assert within.with_own_client(info) is info
 

@@ -269,9 +269,7 @@ def test_a_node_that_has_left_is_charged() -> None:
 
 
 @pytest.mark.parametrize(("gone", "causes"), [(0, []), (1, ["left"])])
-def test_a_node_that_was_back_before_it_was_missed_is_charged(
-    gone: int, causes: list[str]
-) -> None:
+def test_a_node_that_was_back_before_it_was_missed_is_charged(gone: int, causes: list[str]) -> None:
     """It looked like growth at the gate; the new round tells the difference, once for the job."""
     world = World()
     way = gate(is_failure=False)
