@@ -87,6 +87,7 @@ class Launch:
     conf: dict[str, Any]
     program: tuple[str, ...]
     is_library: bool = False
+    local_addr: str = "127.0.0.1"
     before: tuple[str, ...] = ()
     """Names of functions ``module:function`` that are called first, without arguments."""
 
@@ -116,7 +117,7 @@ def launch(asked: Launch, folder: str) -> None:
             f"--rdzv-endpoint={asked.endpoint}",
             f"--rdzv-id={asked.run_id}",
             f"--rdzv-conf={conf}",
-            "--local-addr=127.0.0.1",
+            f"--local-addr={asked.local_addr}",
             *asked.program,
         ]
     )
@@ -152,7 +153,7 @@ def _launch_from_program(asked: Launch) -> None:
         rdzv_endpoint=asked.endpoint,
         rdzv_configs=dict(asked.conf),
         max_restarts=asked.max_restarts,
-        local_addr="127.0.0.1",
+        local_addr=asked.local_addr,
     )
     elastic_launch(config, sys.executable)("-u", *asked.program)
 
