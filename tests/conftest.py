@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.agents import agents
 from tests.gcs_server import gcs_bucket, gcs_server
+from tests.handlers import handlers
 from tests.s3_server import bucket, s3_server
 from tests.single_rank import faulty, spool
 from tests.two_agents import launch
@@ -33,10 +35,12 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "agents",
     "bucket",
     "faulty",
     "gcs_bucket",
     "gcs_server",
+    "handlers",
     "launch",
     "s3_server",
     "spool",

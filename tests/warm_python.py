@@ -140,16 +140,21 @@ def warm_python() -> Iterator[WarmPython]:
     warm.close()
 
 
-def _serve() -> None:
+def _import_all() -> None:
     # Both distributions first: a callback fits those that it finds.
     homes = ("lightning.pytorch", "pytorch_lightning")
     for name in (*homes, "lightning_resilience.adapters.lightning.callback"):
         __import__(name)
-    __import__("tests.lightning_job")
+    for name in ("tests.lightning_job", "torch.distributed.run", "tests.agents"):
+        __import__(name)
     # Lightning imports it in the first listing of anything remote, and nothing else runs meanwhile:
     # on a busy machine for longer than a rank of these tests may be silent.
     with contextlib.suppress(ImportError):
         __import__("gcsfs")
+
+
+def _serve() -> None:
+    _import_all()
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)

@@ -31,9 +31,8 @@ from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirro
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
-from lightning_resilience.core.evidence import one_line
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
-from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
+from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of, unread
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, lost
 from lightning_resilience.core.worker_exits import incident_of_exit
@@ -45,7 +44,12 @@ from lightning_resilience.protocols.incarnation import (
     read_name,
 )
 from lightning_resilience.protocols.incident import publish_incident
-from lightning_resilience.protocols.restart import Gate, pass_first_gate, pass_gate
+from lightning_resilience.protocols.restart import (
+    Gate,
+    charge_missed,
+    pass_first_gate,
+    pass_gate,
+)
 from lightning_resilience.protocols.restart_record import Memory
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
@@ -53,7 +57,7 @@ from lightning_resilience.runtime.system import SystemClock, SystemDice
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
-    from lightning_resilience.core.restart import IncarnationRecord
+    from lightning_resilience.core.restart import GoRecord, IncarnationRecord
 
 
 __all__ = ["BACKEND", "INCARNATION", "STORE", "ResilientHandler", "create_handler"]
@@ -103,7 +107,7 @@ class ResilientHandler(RendezvousHandler):
     ) -> None:
         self._options = options
         self._run_id = parameters.run_id
-        self._nodes = parameters.max_nodes
+        self._nodes, self._endpoint = parameters.max_nodes, parameters.endpoint
         self._named_store = store
         self._connection = Connection(parameters, options, named_store=store)
         self._clock, self._dice = SystemClock(), SystemDice(rank=os.getpid())
@@ -113,6 +117,9 @@ class ResilientHandler(RendezvousHandler):
         self._node = 0
         self._is_called = False
         """Whether the workers are restarted because of other agents."""
+        self._has_left = False
+        self._passed: tuple[Gate, GoRecord] | None = None
+        self._members: frozenset[tuple[str, int]] = frozenset()
 
     def get_backend(self) -> str:
         """Return the name under which torch has found this."""
@@ -178,12 +185,13 @@ class ResilientHandler(RendezvousHandler):
             self._end(
                 ending_of(
                     failure,
-                    one_line(error),
+                    text_of(error),
                     is_first=self._round is None,
                     elapsed_s=now_s - joining.started_at_s,
+                    endpoint=self._endpoint,
                 )
             )
-        _log.warning("joining again in %.1f s: %s", pause_s, one_line(error))
+        _log.warning("joining again in %.1f s: %s", pause_s, text_of(error))
         if failure is JoinFailure.UNREACHABLE:
             self._connection.drop()
         self._clock.sleep(pause_s)
@@ -202,6 +210,7 @@ class ResilientHandler(RendezvousHandler):
         passed = store.run(pass_gate(gate))
         if isinstance(passed, Ending):
             self._leave(passed)
+        self._passed = gate, passed
         _log.info(
             "joining again, %.1f s after it was agreed: %s (failures without progress: %d)",
             passed.delay_s,
@@ -264,14 +273,24 @@ class ResilientHandler(RendezvousHandler):
                 found = names.run(read_name(deadline_at_s=deadline_at_s))
         finally:
             names.close()
-        memory = self._remember(found.incarnation)
+        self._look_who_is_here(store)
+        # Order: before the look at the record, so that whoever leaves there says which node it is.
         self._round, self._node = found, info.rank
+        memory = self._remember(found.incarnation)
         self._is_called = False
         self._watching = Watching(self._connection, self._options, memory=memory, begun=found)
         os.environ[INCARNATION] = found.incarnation
         url = self._connection.url
         if self._named_store is None and url is not None:
             os.environ[STORE] = url
+
+    def _look_who_is_here(self, store: AgentStore) -> None:
+        """Have nodes charged that have left, and were not missed at the gate."""
+        before, here = self._members, within.members(self._connection.handler())
+        if self._passed is not None:
+            gate, go = self._passed
+            store.run(charge_missed(gate, go, gone=len(before - here)))
+        self._members, self._passed = here, None
 
     # While all is well ----------------------------------------------------------------------------
 
@@ -313,11 +332,18 @@ class ResilientHandler(RendezvousHandler):
         Raises:
             SystemExit: The job has ended otherwise than well; with its status.
         """
-        ending = None
+        if self._has_left:
+            # ``SystemExit`` is on its way through torch's launcher, which calls this once more.
+            self._connection.drop()
+            return False
+        # Order: before this handles an exception of its own.
+        has_failed, ending = is_failing(), None
         try:
             ending = self._ending()
         except RETRYABLE as error:
             _log.warning("how the job has ended could not be told: %s", error)
+            # Without any record there is one status that may be wrong and does no harm.
+            ending = unread(text_of(error)) if has_failed else None
         if ending is not None:
             self._leave(ending)
         try:
@@ -365,6 +391,7 @@ class ResilientHandler(RendezvousHandler):
 
     def _leave(self, ending: Ending) -> NoReturn:
         """Leave with a status, and say why."""
+        self._has_left = True
         if not may_start_again(ending.code):
             self.set_closed()
         nodes = 1 if self._round is None else self._round.nodes

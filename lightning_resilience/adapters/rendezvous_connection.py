@@ -168,8 +168,8 @@ class Connection:
             text = foreign_text(owner, self._parameters.run_id, endpoint=self._parameters.endpoint)
             if text:
                 raise ForeignStoreError(text)
-        within.forget_workers_store(handler)
-        return handler.next_rendezvous()
+        within.renew_workers_store(handler)
+        return within.with_own_client(handler.next_rendezvous())
 
     def renew(self) -> bool:
         """Give torch's handler a new client, where its own broke and the server is there.

@@ -10,21 +10,30 @@ private name                          where a version of torch has it no more
 ``_store``                            our records have to have a store of their own
 ``_backend._store``                   a broken connection is a lost store: all join anew
 ``_stop_heartbeats``                  a node that has left counts as present for some seconds more
+``_bootstrap_store_info``             a node that comes later waits for an address in vain, as ever
 ====================================  ==============================================================
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from lightning_resilience.adapters.torch_store import innermost_store
 from lightning_resilience.core import lease
+from lightning_resilience.core.joining import may_host
 
 
 if TYPE_CHECKING:
@@ -38,14 +47,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "address_of",
-    "forget_workers_store",
     "hosts_store",
     "judge_by_own_sight",
     "make_inner",
+    "members",
     "participants",
     "reconnect",
+    "renew_workers_store",
     "stop",
     "store_of",
+    "with_own_client",
 ]
 
 _NO_SERVER: Final = "server=<nullptr>"
@@ -67,6 +78,28 @@ def make_inner(
         RendezvousError: The store does not answer.
         ValueError: An option is one that torch does not take.
     """
+    if may_host(options, backend=name) and _is_own(parameters.endpoint):
+        # Torch compares names, and an alias is another one. Whoever comes second is a client.
+        with contextlib.suppress(RendezvousConnectionError):
+            return _made(parameters, name, {**options, "is_host": True})
+        return _made(parameters, name, {**options, "is_host": False})
+    return _made(parameters, name, options)
+
+
+def _is_own(endpoint: str) -> bool:
+    """Tell whether an endpoint leads to an address of this machine: only such can be bound."""
+    host, port = parse_rendezvous_endpoint(endpoint, default_port=0)
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind((address[0], 0))
+                return True
+    return False
+
+
+def _made(
+    parameters: RendezvousParameters, name: str, options: Mapping[str, Any]
+) -> RendezvousHandler:
     inner = RendezvousParameters(
         name,
         parameters.endpoint,
@@ -84,6 +117,39 @@ def participants(handler: RendezvousHandler) -> int | None:
     state = getattr(getattr(handler, "_state_holder", None), "state", None)
     found = getattr(state, "participants", None)
     return None if found is None else len(found)
+
+
+def members(handler: RendezvousHandler) -> frozenset[tuple[str, int]]:
+    """Return host and process of the nodes of the present round; nothing if unknown."""
+    state = getattr(getattr(handler, "_state_holder", None), "state", None)
+    return frozenset((node.addr, node.pid) for node in getattr(state, "participants", ()))
+
+
+def renew_workers_store(handler: RendezvousHandler) -> None:
+    """Let node 0 of the next round make a store for its workers, and tell all nodes where it is.
+
+    Torch does that in a handler's first round only. A node that comes later then waits for an
+    address that nobody writes, until it and the others run out of time; and one that is node 0 no
+    more keeps to the store that it has made itself. In the store itself, process groups that are
+    gone have left where their ranks could be reached, under names that the new ones use again.
+    """
+    for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
+        if hasattr(handler, name):
+            setattr(handler, name, None)
+
+
+def with_own_client(info: RendezvousInfo) -> RendezvousInfo:
+    """Give torch's agent a client of its own for a round.
+
+    It waits for the other agents with the client that its heartbeat uses, which then has to wait
+    as well: an agent whose workers end well before the others' would be missed by these.
+    """
+    found: Any = info
+    # Missing in earlier versions of torch.
+    clone = getattr(info.store, "clone", None)
+    if clone is None or not isinstance(innermost_store(info.store), TCPStore):
+        return info
+    return RendezvousInfo(clone(), info.rank, info.world_size, found.bootstrap_store_info)
 
 
 def store_of(handler: RendezvousHandler) -> Store | None:
@@ -137,18 +203,6 @@ def _timeout_of(store: TCPStore) -> dt.timedelta:
     # Missing in the stub only.
     found: dt.timedelta = store.timeout  # type: ignore[attr-defined]
     return found
-
-
-def forget_workers_store(handler: RendezvousHandler) -> None:
-    """Let a handler make a store for the workers of the round that it joins next.
-
-    Torch hands on the one of the round before, in which process groups that are gone have left
-    where their ranks could be reached, under names that the new ones use again; and a node whose
-    number has changed would go on with the address of whoever was first before.
-    """
-    for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
-        if hasattr(handler, name):
-            setattr(handler, name, None)
 
 
 def stop(handler: RendezvousHandler) -> None:

@@ -23,17 +23,32 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from lightning_resilience.core.backoff import delay_s
+from lightning_resilience.core.evidence import one_line
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.records import VERSION
 
 
-__all__ = ["JoinFailure", "Joining", "OwnerRecord", "Watch", "ending_of", "foreign_text"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+__all__ = [
+    "JoinFailure",
+    "Joining",
+    "OwnerRecord",
+    "Watch",
+    "ending_of",
+    "foreign_text",
+    "may_host",
+    "text_of",
+    "unread",
+]
 
 _BASE_S: Final = 0.2
 _CAP_S: Final = 10.0
@@ -88,7 +103,25 @@ def foreign_text(owner: OwnerRecord | None, run_id: str, *, endpoint: str) -> st
     )
 
 
-def ending_of(failure: JoinFailure, text: str, *, is_first: bool, elapsed_s: float) -> Ending:
+def may_host(options: Mapping[str, Any], *, backend: str) -> bool:
+    """Tell whether a node may find out by itself that the store is its own to host.
+
+    Args:
+        options: Options of torch's backend, as they were given.
+        backend: Its name.
+    """
+    return backend == "c10d" and "is_host" not in options and "store_type" not in options
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error in one line, with its cause: torch says there what has happened."""
+    cause = error.__cause__
+    return one_line(error) if cause is None else f"{one_line(error)} ({one_line(cause)})"
+
+
+def ending_of(
+    failure: JoinFailure, text: str, *, is_first: bool, elapsed_s: float, endpoint: str
+) -> Ending:
     """Return how a job ends that cannot join.
 
     Args:
@@ -96,6 +129,7 @@ def ending_of(failure: JoinFailure, text: str, *, is_first: bool, elapsed_s: flo
         text: What was raised, in one line.
         is_first: Whether this agent has never joined.
         elapsed_s: For how long it has tried, in seconds.
+        endpoint: Where the store should be.
     """
     if failure is JoinFailure.CLOSED:
         by = "an earlier run" if is_first else "another agent, while this one was restarting"
@@ -103,12 +137,22 @@ def ending_of(failure: JoinFailure, text: str, *, is_first: bool, elapsed_s: flo
         return Ending(code=ExitCode.CLOSED, reason=reason)
     if failure is JoinFailure.FOREIGN:
         return Ending(code=ExitCode.USAGE, reason=text)
-    reason = f"This agent could not join within {elapsed_s:.0f} s: {text}."
+    reason = f"This agent could not join at {endpoint} within {elapsed_s:.0f} s: {text}."
     if failure is JoinFailure.UNREACHABLE and is_first:
         reason += (
             " Where no node hosts the store, none has found that the endpoint is its own: set "
             "is_host=1 in --rdzv-conf on that node."
         )
+    return Ending(code=ExitCode.OUTAGE, reason=reason)
+
+
+def unread(text: str) -> Ending:
+    """Return how an agent leaves that has failed, and cannot read what the others make of it.
+
+    Args:
+        text: Why it cannot, in one line.
+    """
+    reason = f"This agent has failed, and how the job has ended could not be read: {text}."
     return Ending(code=ExitCode.OUTAGE, reason=reason)
 
 

@@ -205,7 +205,9 @@ class Agent:
         if pause_s is None:
             self.world.checks.gives_up(self, failure)
             is_first, elapsed_s = self.over is None, now_s - joining.started_at_s
-            ending = ending_of(failure, failure.value, is_first=is_first, elapsed_s=elapsed_s)
+            ending = ending_of(
+                failure, failure.value, is_first=is_first, elapsed_s=elapsed_s, endpoint="the store"
+            )
             yield from self._end(ending)
         else:
             yield Sleep(pause_s)

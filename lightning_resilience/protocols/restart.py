@@ -47,6 +47,7 @@ __all__ = [
     "Dependency",
     "Gate",
     "News",
+    "charge_missed",
     "let_through",
     "look_around",
     "pass_first_gate",
@@ -201,6 +202,25 @@ def _last_look(gate: Gate, *, deadline_at_s: float) -> Protocol[Ending | None]:
         yield from _await_dependencies(gate, deadline_at_s=deadline_at_s)
     why = f"What it needs became ill again {_CIRCLES} times."
     return (yield from restart_record.end(gate.memory, _outage(gate, why)))
+
+
+def charge_missed(gate: Gate, go: GoRecord, *, gone: int) -> Protocol[None]:
+    """Charge the loss of nodes that nobody had missed at the gate, once the new round is there.
+
+    A node that is back before it is missed looks like one that has come. What else has ended the
+    workers has been charged already, or is free whoever leaves.
+
+    Args:
+        gate: This agent's way.
+        go: What was agreed at it.
+        gone: Nodes of the incarnation that is over which have no part in the new round.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    if gone and go.cause == Cause.GROWN.value:
+        closed = Closed(incarnation=gate.incarnation, cause=Cause.LEFT)
+        yield from restart_record.charge(gate.memory, gate.config, closed)
 
 
 def _await_dependencies(gate: Gate, *, deadline_at_s: float) -> Protocol[None]:

@@ -8,11 +8,13 @@ import datetime as dt
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousHandler,
+    RendezvousInfo,
     RendezvousParameters,
+    RendezvousStoreInfo,
 )
 
 from lightning_resilience.adapters import rendezvous_inner as within
@@ -125,6 +127,38 @@ def test_a_node_that_gives_no_sign_is_gone_in_time(joined: Any) -> None:
     assert within.participants(joined) == 1
 
 
+def test_a_round_has_a_client_of_its_own(joined: Any) -> None:
+    """It is in the same round of the same server, and the heartbeat does not wait for it."""
+    [node] = within.members(joined)
+    info = RendezvousInfo(joined._get_store(), 0, 1, joined._bootstrap_store_info)
+
+    found = within.with_own_client(info)
+    info.store.set("said", "1")
+
+    assert found.store is not info.store
+    assert found.store.get("said") == b"1"
+    assert found.bootstrap_store_info is info.bootstrap_store_info
+    assert node[0] == "127.0.0.1"
+
+
+def test_a_store_without_a_server_stays_as_it_is() -> None:
+    """There is no connection that could be waited for."""
+    info = RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 7))
+
+    assert within.with_own_client(info) is info
+
+
+def test_each_round_tells_where_its_workers_meet(joined: Any) -> None:
+    """Or a node that has not been there before waits for that in vain."""
+    before = joined._bootstrap_store_info
+    assert before is not None
+
+    within.renew_workers_store(joined)
+    joined.next_rendezvous()
+
+    assert joined._bootstrap_store_info.master_port != before.master_port
+
+
 def test_a_handler_whose_connection_broke_keeps_its_place(server: TCPStore, joined: Any) -> None:
     """It has a new client of the same server, and is still in its round."""
     assert server.port
@@ -151,7 +185,7 @@ def test_process_groups_of_two_rounds_do_not_share_a_store(joined: Any) -> None:
     before = joined._bootstrap_store_info.master_port
     assert joined.next_rendezvous().bootstrap_store_info.master_port == before
 
-    within.forget_workers_store(joined)
+    within.renew_workers_store(joined)
     after = joined.next_rendezvous().bootstrap_store_info
 
     assert after.master_port != before

@@ -17,6 +17,8 @@ from lightning_resilience.core.joining import (
     Watch,
     ending_of,
     foreign_text,
+    may_host,
+    text_of,
 )
 
 
@@ -141,9 +143,14 @@ def test_a_store_that_fails_at_the_gate_was_silent_from_its_last_answer_on(
         (JoinFailure.CLOSED, True, ExitCode.CLOSED, "closed by an earlier run"),
         (JoinFailure.CLOSED, False, ExitCode.CLOSED, "closed by another agent"),
         (JoinFailure.FOREIGN, True, ExitCode.USAGE, "why"),
-        (JoinFailure.LATE, False, ExitCode.OUTAGE, "could not join within 60 s: why"),
+        (JoinFailure.LATE, False, ExitCode.OUTAGE, "at host:1 within 60 s: why"),
         (JoinFailure.UNREACHABLE, True, ExitCode.OUTAGE, "is_host=1"),
-        (JoinFailure.UNREACHABLE, False, ExitCode.OUTAGE, "could not join within 60 s: why"),
+        (
+            JoinFailure.UNREACHABLE,
+            False,
+            ExitCode.OUTAGE,
+            "at host:1 within 60 s: why",
+        ),
     ],
 )
 def test_a_job_that_cannot_join_says_what_to_do(
@@ -153,7 +160,7 @@ def test_a_job_that_cannot_join_says_what_to_do(
     said: str,
 ) -> None:
     """With the status that tells a scheduler whether to start it again."""
-    ending = ending_of(failure, "why", is_first=is_first, elapsed_s=60.0)
+    ending = ending_of(failure, "why", is_first=is_first, elapsed_s=60.0, endpoint="host:1")
 
     assert ending.code == code
     assert said in ending.reason
@@ -228,3 +235,31 @@ def test_a_node_that_is_lost_counts_as_one_that_waits() -> None:
     """Torch's agent restarts its workers for nodes that wait only."""
     assert watch().answered(0, lost=3) == 1
     assert watch().answered(2, lost=3) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "backend", "may"),
+    [
+        ({}, "c10d", True),
+        ({"is_host": "0"}, "c10d", False),
+        ({"store_type": "file"}, "c10d", False),
+        ({}, "etcd-v2", False),
+    ],
+)
+def test_a_node_looks_for_itself_whether_it_hosts_the_store(
+    options: dict[str, str],
+    backend: str,
+    may: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    """Unless it was told, or the store is not one that a node hosts."""
+    assert may_host(options, backend=backend) is may
+
+
+def test_an_error_is_told_with_its_cause() -> None:
+    """Torch's own text says no more than that there is one."""
+    error = ConnectionError("has failed")
+    alone = text_of(error)
+    error.__cause__ = OSError("no such name")
+
+    assert alone == "ConnectionError: has failed"
+    assert text_of(error) == "ConnectionError: has failed (OSError: no such name)"

@@ -26,6 +26,7 @@ from lightning_resilience.protocols.restart import (
     Dependency,
     Gate,
     News,
+    charge_missed,
     look_around,
     pass_first_gate,
     pass_gate,
@@ -266,6 +267,34 @@ def test_a_node_that_has_left_is_charged() -> None:
 
     assert [each.cause for each in record(world).charges] == ["left"]
     assert tasks[0].result.delay_s == 0.0
+
+
+@pytest.mark.parametrize(("gone", "causes"), [(0, []), (1, ["left"])])
+def test_a_node_that_was_back_before_it_was_missed_is_charged(gone: int, causes: list[str]) -> None:
+    """It looked like growth at the gate; the new round tells the difference, once for the job."""
+    world = World()
+    way = gate(is_failure=False)
+    [task] = [world.spawn(pass_gate(way), name=0)]
+    world.run()
+
+    for _ in range(2):
+        run(charge_missed(way, task.result, gone=gone), world)
+
+    assert task.result.cause == "grown"
+    assert [each.cause for each in record(world).charges] == causes
+
+
+def test_a_node_that_leaves_with_a_failure_is_charged_with_it() -> None:
+    """An incident is charged once."""
+    world = World()
+    run(publish_incident(keys(), failed()), world)
+    way = gate()
+    [task] = [world.spawn(pass_gate(way), name=0)]
+    world.run()
+
+    run(charge_missed(way, task.result, gone=1), world)
+
+    assert [each.cause for each in record(world).charges] == ["failed"]
 
 
 def test_a_job_that_was_told_to_stop_is_restarted_for_nothing() -> None:
