@@ -15,7 +15,7 @@ from pathlib import Path
 from lightning_resilience.core.receipts import Receipt
 
 
-__all__ = ["fsync_directory", "remove", "seen", "seen_in"]
+__all__ = ["fsync_directory", "link_to_nothing", "remove", "seen", "seen_in"]
 
 # Some filesystems cannot synchronise a directory; the rename is atomic there all the same.
 _NO_DIRECTORY_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
@@ -45,6 +45,18 @@ def seen(path: str) -> tuple[int, Receipt] | None:
 def seen_in(found: os.stat_result) -> Receipt:
     """Return what tells a file from another."""
     return Receipt(inode=found.st_ino, modified_s=found.st_mtime)
+
+
+def link_to_nothing(path: str) -> str:
+    """Return where a link points to that points to nothing, in words; empty for all else.
+
+    Raises:
+        OSError: It cannot be told.
+    """
+    link = Path(path)
+    if not link.is_symlink() or link.exists():
+        return ""
+    return f"it is a link to {link.readlink()}, and nothing is there"
 
 
 def remove(path: Path) -> None:

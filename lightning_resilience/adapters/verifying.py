@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import errno
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.adapters.archives import examine
 from lightning_resilience.adapters.listings import modified_s
+from lightning_resilience.adapters.local_files import link_to_nothing
 from lightning_resilience.adapters.manifests import read_manifest
 from lightning_resilience.adapters.object_store import find_info, list_files
 from lightning_resilience.adapters.staging import is_staging_name
@@ -169,8 +169,8 @@ class Verification:
         if manifest is not None:
             self._expect(place, manifest)
             return orphan(name, modified_s=None, manifest=manifest)
-        if place.store.is_local and Path(place.path).is_symlink():
-            reason = f"it is a link to {Path(place.path).readlink()}, and nothing is there"
+        reason = link_to_nothing(place.path) if place.store.is_local else ""
+        if reason:
             return Finding(name=name, state=State.CORRUPT, reason=reason, step=step_of(name, None))
         return None
 

@@ -17,6 +17,7 @@ I6 Standing         a published checkpoint that is changed or gone, though nobod
 I6 NeverNone        no whole checkpoint, once one was published
 I6 KeptAside        a damaged checkpoint of which a byte is neither in its place nor set aside
 I9 HonestMarks      a manifest beside what it does not describe
+I9 WholeLinks       a link to what is gone, though nobody has damaged that
 I9 WholeStart       a start from what is torn or damaged, or not to be loaded
 I9 FoundStart       no start, although there is a whole checkpoint
 I9 NewestStart      a start from an older one than the newest that was published
@@ -42,7 +43,7 @@ __all__ = ["SAVE_CHECKS", "SaveChecks"]
 
 SAVE_CHECKS: Final = {
     "I6": ("OneEnd", "Standing", "NeverNone", "KeptAside"),
-    "I9": ("HonestMarks", "WholeStart", "FoundStart", "NewestStart"),
+    "I9": ("HonestMarks", "WholeLinks", "WholeStart", "FoundStart", "NewestStart"),
 }
 """Names of the checks by promise."""
 
@@ -194,6 +195,7 @@ class SaveChecks:
                 self._fail("I6 Standing", f"{what}: {message}")
         self._look_at_damaged(what)
         self._look_at_marks(what)
+        self._look_at_links(what)
         whole = [path for path in self._looks.checkpoints() if self._is_whole(path)]
         if self._was_published and not whole and not self._damaged:
             self._fail("I6 NeverNone", f"{what}, and there is no whole checkpoint any more")
@@ -221,6 +223,14 @@ class SaveChecks:
                 self._fail(
                     "I9 HonestMarks", f"{what}, and the manifest of {path} is wrong: {error}"
                 )
+
+    def _look_at_links(self, what: str) -> None:
+        for path, target in self._storage.links.items():
+            is_there = any(
+                at == target or at.startswith(f"{target}/") for at in self._storage.files
+            )
+            if not is_there and target not in self._damaged:
+                self._fail("I9 WholeLinks", f"{what}, and {path} is a link to {target}: it is gone")
 
     def _look_at_start(self, what: str, whole: list[str]) -> None:
         try:

@@ -163,6 +163,8 @@ class Looks:
             FileNotFoundError: Nothing is there.
         """
         tree = self.storage.tree(self.storage.real(path))
+        if not tree and path in self.storage.links:
+            return Inspection(path=path, rejected="it is a link, and nothing is there")
         if not tree:
             raise FileNotFoundError(path)
         if self.form is Format.SHARDS:

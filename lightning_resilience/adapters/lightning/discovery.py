@@ -24,6 +24,7 @@ from lightning_resilience.adapters.contents import (
 )
 from lightning_resilience.adapters.lightning.sharded_work import look
 from lightning_resilience.adapters.listings import modified_s
+from lightning_resilience.adapters.local_files import link_to_nothing
 from lightning_resilience.adapters.manifests import check_contents, read_manifest
 from lightning_resilience.adapters.marked_file import MarkedFile
 from lightning_resilience.adapters.object_store import find_info, list_files
@@ -194,14 +195,23 @@ def verify(
     place = storage.place(url)
     hands: dict[Step, Callable[[None], object]] = {
         Step.INSPECT: lambda _: (
-            inspect(storage, token, url=url, also_state=True)
-            if is_ours
-            else _inspect_foreign(place, url)
+            _inspect_link(place, url)
+            or (
+                inspect(storage, token, url=url, also_state=True)
+                if is_ours
+                else _inspect_foreign(place, url)
+            )
         ),
         Step.COMPARE: lambda _: _differs(place, token, is_ours=is_ours, is_doubted=is_doubted),
         Step.IDENTIFY: lambda _: identify(storage, url, token),
     }
     return carry_out(judging(), hands)
+
+
+def _inspect_link(place: Place, url: str) -> Inspection | None:
+    # What a link points to may have been set aside, or removed by a person, and the link stays.
+    nothing = link_to_nothing(place.path) if place.store.is_local else ""
+    return Inspection(path=url, rejected=nothing) if nothing else None
 
 
 def _inspect_foreign(place: Place, url: str) -> Inspection:

@@ -409,6 +409,21 @@ def test_a_link_to_a_damaged_file_is_only_passed_over(tmp_path: Path) -> None:
     assert seen.mark == ""
 
 
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_link_to_nothing_is_passed_over(
+    is_ours: bool,  # noqa: FBT001 - a column of the table
+    tmp_path: Path,
+) -> None:
+    """Its file was set aside, or removed by a person; an older one is there to start from."""
+    (tmp_path / "last.ckpt").symlink_to("step=2.ckpt")
+
+    seen = verified(f"{tmp_path}/last.ckpt", is_ours=is_ours)
+
+    assert seen.rejected == "it is a link to step=2.ckpt, and nothing is there"
+    assert seen.mark == ""
+    assert (tmp_path / "last.ckpt").is_symlink()
+
+
 def test_what_changes_while_it_is_looked_at_has_no_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
