@@ -8,9 +8,11 @@ where a run starts from the beginning, or from a checkpoint that somebody has na
 on from the last checkpoint belongs to the training of that one, whatever the run is called.
 
 What two trainings have left in one directory cannot be compared by steps: the older one may have
-gone further. Of two trainings that one counts for more in which storage has got something last. A
-checkpoint without a manifest, or whose manifest names no training, is ordered as if it were the
-only one of its own.
+gone further. Of two trainings that one counts for more in which storage has got something last.
+
+A checkpoint without a manifest, or whose manifest names no training, may be the latest of one all
+the same: a job may be killed just before it writes the manifest. It stands behind all that
+storage has got no earlier than it.
 
 The last checkpoint is written after the one by step, so a job that is killed between the two leaves
 a last one that is older. ``overtaking`` finds what is newer than it.
@@ -25,7 +27,7 @@ import msgspec
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 __all__ = ["Candidate", "best_first", "overtaking"]
@@ -78,7 +80,20 @@ def best_first(candidates: Iterable[Candidate], *, by_number: bool = False) -> l
         # The name last, so that the order is one of its own where storage tells no difference.
         return latest_s[_group(item)], step, at_s, number, item.url
 
-    return sorted(items, key=rank, reverse=True)
+    ranked = sorted(items, key=rank, reverse=True)
+    if by_number:
+        return ranked
+    ordered = [item for item in ranked if item.training]
+    for item in ranked:
+        if not item.training:
+            ordered.insert(_place_of(item, ordered), item)
+    return ordered
+
+
+def _place_of(item: Candidate, ordered: Sequence[Candidate]) -> int:
+    # Of two that name no training, the one that was ranked first is the later one.
+    later = (at for at, other in enumerate(ordered) if _at_s(other) >= _at_s(item))
+    return max(later, default=-1) + 1
 
 
 def overtaking(last: Candidate, others: Iterable[Candidate]) -> list[Candidate]:

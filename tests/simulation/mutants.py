@@ -1297,8 +1297,8 @@ _SAVES = (
         edits=(
             _edit(
                 "core/candidates.py",
-                "    return sorted(items, key=rank, reverse=True)\n",
-                "    return sorted(items, key=rank)\n",
+                "    ranked = sorted(items, key=rank, reverse=True)\n",
+                "    ranked = sorted(items, key=rank)\n",
             ),
         ),
         found_by=("I9",),
@@ -1874,8 +1874,8 @@ _LOADS = (
         edits=(
             _edit(
                 "core/candidates.py",
-                "    return sorted(items, key=rank, reverse=True)",
-                "    return sorted(items, key=rank)",
+                "    ranked = sorted(items, key=rank, reverse=True)",
+                "    ranked = sorted(items, key=rank)",
             ),
         ),
         found_by=("I9",),

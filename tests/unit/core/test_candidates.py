@@ -93,8 +93,18 @@ def test_the_order_depends_on_neither_the_listing_nor_the_times_of_one_training(
     orders = {tuple(names(best_first(order))) for order in permutations(files)}
 
     assert orders == {
-        ("last-a-3.ckpt", "last-a-2.ckpt", "last-a-1.ckpt", "last-a-0.ckpt", "last.ckpt")
+        ("last-a-3.ckpt", "last-a-2.ckpt", "last.ckpt", "last-a-1.ckpt", "last-a-0.ckpt")
     }
+
+
+def test_one_that_has_lost_its_manifest_stands_where_storage_has_got_it() -> None:
+    """A job that is killed just before it writes the manifest has made a newer one all the same."""
+    training = [of_training("a", step, at_s=float(step)) for step in (1, 3, 4)]
+    unmarked = [Candidate(url=f"s3://b/run/last-{at}.ckpt", modified_s=at) for at in (2.0, 3.5)]
+
+    assert names(best_first([*training, *unmarked])) == [
+        *("last-a-4.ckpt", "last-3.5.ckpt", "last-a-3.ckpt", "last-2.0.ckpt", "last-a-1.ckpt")
+    ]
 
 
 def test_what_overtakes_a_last_one_is_of_its_training_and_further() -> None:
