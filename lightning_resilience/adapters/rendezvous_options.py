@@ -14,7 +14,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lightning_resilience.config import build, parse_store_url, refuse_unknown
+from lightning_resilience.config import build, refuse_unknown
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.restart_config import RestartConfig
 from lightning_resilience.core.validation import check_choice
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["INNER", "RendezvousOptions"]
 
-INNER: Final = ("c10d", "etcd-v2", "etcd", "static")
-"""Backends of torch that can be within."""
+INNER: Final = ("c10d", "static")
+"""Backends of torch that can be within: those whose store can hold our records as well."""
 
 _DYNAMIC: Final = (
     "join_timeout",
@@ -43,11 +43,9 @@ _DYNAMIC: Final = (
 )
 _FORWARDED: Final = {
     "c10d": (*_DYNAMIC, "is_host", "store_type"),
-    "etcd-v2": (*_DYNAMIC, "protocol", "ssl_cert", "ssl_cert_key", "ca_cert"),
-    "etcd": ("timeout", "last_call_timeout", "etcd_prefix", "protocol", "cacert", "cert", "key"),
     "static": ("timeout", "rank"),
 }
-_TEXTS: Final = ("inner", "storage", "restarts", "site_store", "termination_log")
+_TEXTS: Final = ("inner", "storage", "restarts", "termination_log")
 _SWITCHES: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _KEEP_ALIVE_S: Final = 5.0
 _KEEP_ALIVE_ATTEMPTS: Final = 3.0
@@ -68,7 +66,6 @@ class RendezvousOptions:
         storage: URLs that the job cannot start without; several are separated by ``;``.
         restarts: URL of a directory in which the record of restarts is kept as well; None for
             nowhere.
-        site_store: URL of a store that several jobs share, ``tcp://host:port``; None without one.
         termination_log: Path of a file for the reason of the end; None for Kubernetes' own where
             that exists.
     """
@@ -79,7 +76,6 @@ class RendezvousOptions:
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     storage: tuple[str, ...] = ()
     restarts: str | None = None
-    site_store: str | None = None
     termination_log: str | None = None
 
     @classmethod
@@ -101,8 +97,6 @@ class RendezvousOptions:
         allowed = [*_TEXTS, *own["restart"], *own["breaker"], *_FORWARDED[inner]]
         refuse_unknown("the rendezvous backend 'resilient'", given, allowed=allowed)
         texts = {name: str(given[name]).strip() or None for name in _TEXTS[2:] if name in given}
-        if texts.get("site_store") is not None:
-            parse_store_url(str(texts["site_store"]), option="site_store")
         storage = str(given.get("storage", ""))
         return cls(
             inner=inner,

@@ -70,7 +70,7 @@ def test_several_urls_of_storage_are_separated() -> None:
         ({"restart_quota": "2.5"}, "restart_quota=2.5"),
         ({"restart_quota": "-1"}, "restart_quota=-1"),
         ({"gate_deadline_s": "0"}, "gate_deadline_s=0"),
-        ({"site_store": "host:1"}, "site_store='host:1'"),
+        ({"inner": "etcd-v2"}, "inner='etcd-v2'"),
     ],
 )
 def test_what_is_not_allowed_is_refused_before_anything_starts(
