@@ -34,15 +34,15 @@ Once the record says how the job has ended, nothing but a person changes that.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from lightning_resilience.core.causes import FREE, Cause, cause_of
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
-from lightning_resilience.core.incident import IncidentKind, note_of
-from lightning_resilience.core.outcome import FailureClass
+from lightning_resilience.core.incident import note_of
 from lightning_resilience.core.records import VERSION
 
 
@@ -75,31 +75,11 @@ __all__ = [
 _MOST_CHARGES: Final = 64
 """More than any quota that makes sense within an hour; keeps the record small."""
 _UNKNOWN_STEP: Final = -1
+_FAILURES: Final = frozenset({Cause.KILLED, Cause.FAILED})
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Step = Annotated[int, msgspec.Meta(ge=_UNKNOWN_STEP, le=2**53)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class Cause(str, enum.Enum):
-    """Why a start of the workers has ended, as far as restarts are concerned."""
-
-    PREEMPTED = "preempted"
-    GROWN = "grown"
-    """Nodes have come."""
-    LEFT = "left"
-    """Nodes have left, and nothing else is known."""
-    PERMANENT = "permanent"
-    KILLED = "killed"
-    FAILED = "failed"
-
-    def __str__(self) -> str:
-        """The value, so that texts read the same on every supported Python."""
-        return self.value
-
-
-FREE: Final = frozenset({Cause.PREEMPTED, Cause.GROWN})
-_FAILURES: Final = frozenset({Cause.KILLED, Cause.FAILED})
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,29 +175,6 @@ class Ruling:
 def created(*, writer: str) -> RestartRecord:
     """Return the record of a job that has not been restarted."""
     return RestartRecord(writer=writer)
-
-
-def cause_of(incident: IncidentRecord | None, *, left: int, is_called: bool = False) -> Cause:
-    """Return why a start of the workers has ended.
-
-    Args:
-        incident: What workers and agents have told of it; None where nobody has told anything.
-        left: Nodes that are not there any more.
-        is_called: Whether this agent's own workers were well: it has told them to stop, because of
-            other nodes.
-    """
-    is_echo = incident is not None and incident.kind == IncidentKind.ECHO.value
-    if left and (incident is None or is_echo):
-        return Cause.LEFT
-    if incident is None:
-        return Cause.GROWN
-    if incident.kind == IncidentKind.SIGNAL.value:
-        return Cause.LEFT if left and is_called else Cause.PREEMPTED
-    if incident.kind == IncidentKind.KILLED.value:
-        return Cause.KILLED
-    if incident.failure == FailureClass.PERMANENT.value:
-        return Cause.PERMANENT
-    return Cause.FAILED
 
 
 def charged(record: RestartRecord, incarnation: str) -> bool:
@@ -372,15 +329,22 @@ def _exhausted(config: RestartConfig, record: RestartRecord) -> str:
             f"(same_failure_limit={config.same_failure_limit}): no accident."
         )
     counts = {
-        "killed_quota": (_count(record, Cause.KILLED), config.killed_quota, "kills"),
-        "restart_quota": (failures(record), config.restart_quota, "failures"),
-        "membership_quota": (_count(record, Cause.LEFT), config.membership_quota, "losses"),
+        "killed_quota": (
+            _count(record, Cause.KILLED),
+            config.killed_quota,
+            "kills without progress",
+        ),
+        "restart_quota": (failures(record), config.restart_quota, "failures without progress"),
+        "membership_quota": (
+            _count(record, Cause.LEFT),
+            config.membership_quota,
+            "losses of nodes",
+        ),
     }
     for name, (count, quota, what) in counts.items():
         if count > quota:
-            progress = " without progress" if name != "membership_quota" else " of nodes"
             return (
-                f"These were {count} {what}{progress} {window}, and {name}={quota} of them may be "
+                f"These were {count} {what} {window}, and {name}={quota} of them may be "
                 "followed by a restart."
             )
     return ""
@@ -394,9 +358,6 @@ def _same_in_a_row(record: RestartRecord) -> int:
     last = record.charges[-1]
     if not last.fingerprint or last.step == _UNKNOWN_STEP:
         return 0
-    count = 0
-    for each in reversed(record.charges):
-        if (each.fingerprint, each.step) != (last.fingerprint, last.step):
-            break
-        count += 1
-    return count
+    pair = (last.fingerprint, last.step)
+    same = takewhile(lambda each: (each.fingerprint, each.step) == pair, reversed(record.charges))
+    return len(list(same))

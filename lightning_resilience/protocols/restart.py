@@ -220,7 +220,7 @@ def charge_missed(gate: Gate, go: GoRecord, *, gone: int) -> Protocol[None]:
     """
     if gone and go.cause == Cause.GROWN.value:
         closed = Closed(incarnation=gate.incarnation, cause=Cause.LEFT)
-        yield from restart_record.charge(gate.memory, gate.config, closed)
+        yield from restart_record.charge(gate.memory, gate.config, closed, is_joined=True)
 
 
 def _await_dependencies(gate: Gate, *, deadline_at_s: float) -> Protocol[None]:

@@ -162,13 +162,17 @@ def _known(memory: Memory) -> Protocol[RestartRecord]:
     return quota.created(writer=writer) if known is None else quota.rebuilt(known, writer=writer)
 
 
-def charge(memory: Memory, config: RestartConfig, closed: Closed) -> Protocol[Ruling]:
+def charge(
+    memory: Memory, config: RestartConfig, closed: Closed, *, is_joined: bool = False
+) -> Protocol[Ruling]:
     """Count the end of an incarnation, once for the job.
 
     Args:
         memory: What this agent remembers.
         config: The quotas.
         closed: What has ended, and why.
+        is_joined: Whether agents have joined again already, and it shows only now that it costs
+            something: a loss of nodes, which progress does not clear.
 
     Returns:
         What follows, also where another agent has counted it.
@@ -182,7 +186,8 @@ def charge(memory: Memory, config: RestartConfig, closed: Closed) -> Protocol[Ru
     def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
         return quota.charge(config, record, closed, unchanged_s=unchanged_s, writer=writer)
 
-    return (yield from _change(memory, rule, unless=memory.keys.joint("go", 0)))
+    unless = "" if is_joined else memory.keys.joint("go", 0)
+    return (yield from _change(memory, rule, unless=unless))
 
 
 def start(memory: Memory) -> Protocol[Ending | None]:

@@ -1477,7 +1477,7 @@ _RESTARTS = (
         story="it has ended, has it not",
         edits=(
             _edit(
-                "core/quota.py",
+                "core/causes.py",
                 "        return Cause.LEFT if left and is_called else Cause.PREEMPTED\n",
                 "        return Cause.FAILED\n",
             ),
