@@ -9,6 +9,7 @@ fails itself, instead of a later one that has nothing to do with it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -101,6 +102,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[HOSTS_KEY] = ""
     if not hasattr(config, "workerinput") and os.geteuid() == 0:
         config.stash[HOSTS_KEY] = name_loopback(Path("/etc/hosts"))
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported and collected: it stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
