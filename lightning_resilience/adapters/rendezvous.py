@@ -34,7 +34,7 @@ from lightning_resilience.config import read_environment
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
 from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of, unread
 from lightning_resilience.core.quota import Ending
-from lightning_resilience.core.restart import first_contact_s, lost
+from lightning_resilience.core.restart import first_contact_s, missed
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
@@ -206,7 +206,7 @@ class ResilientHandler(RendezvousHandler):
         if not self._is_called:
             self._report(store, memory)
         there = within.participants(self._connection.handler())
-        gate = self._gate(memory, left=lost(over, there), is_failure=not self._is_called)
+        gate = self._gate(memory, left=missed(over, there), is_failure=not self._is_called)
         passed = store.run(pass_gate(gate))
         if isinstance(passed, Ending):
             self._leave(passed)

@@ -44,6 +44,7 @@ __all__ = [
     "first_contact_s",
     "incarnation_of",
     "lost",
+    "missed",
     "next_incarnation",
     "restart_delay_s",
     "with_urls",
@@ -165,6 +166,20 @@ def lost(over: IncarnationRecord | None, there: int | None) -> int:
         there: Nodes that are there now; None where nobody knows.
     """
     return 0 if over is None or there is None else max(0, over.nodes - there)
+
+
+def missed(over: IncarnationRecord | None, there: int | None) -> int:
+    """Return how many nodes an agent misses at the gate, where it is counted among those there.
+
+    Args:
+        over: The start of the workers that is over; None before the first.
+        there: Nodes that have part in its round, as the rendezvous says; None where nobody knows.
+
+    Note:
+        A rendezvous that knows of nobody, not even of who asks, has come back empty with its store.
+        It says nothing of who has left; the next round shows that.
+    """
+    return lost(over, there or None)
 
 
 def advanced(found: ProgressRecord, told: ProgressRecord) -> ProgressRecord | None:

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.protocols import restart_record
+from lightning_resilience.protocols.restart_record import Memory
 from tests.handlers import server, status_of
 
 
@@ -40,3 +43,19 @@ def test_an_agent_that_has_failed_alone_says_so_itself(handlers: Handlers) -> No
 
     assert shut_down_after(ValueError("bad"), handler)
     assert store.port
+
+
+def test_a_connection_that_was_dropped_is_no_loss_of_nodes(handlers: Handlers) -> None:
+    """The handler that is made anew has not looked yet, and takes nobody for gone."""
+    store = server()
+    first, second = handlers.make(store.port, nodes=(2, 2)), handlers.make(store.port, nodes=(2, 2))
+    handlers.join(first, second)
+    first._is_called = True
+    first._connection.drop()
+
+    first._pass_gate()
+
+    client = AgentStore.at("127.0.0.1", store.port, run_id="job")
+    record = client.run(restart_record.read(Memory(client.keys(""))))
+    client.close()
+    assert (record.restarts, record.charges) == (0, ())

@@ -16,6 +16,8 @@ from lightning_resilience.core.restart import (
     advanced,
     first_contact_s,
     incarnation_of,
+    lost,
+    missed,
     next_incarnation,
     restart_delay_s,
     with_urls,
@@ -118,3 +120,19 @@ def test_directories_are_told_once_and_the_latest_are_kept() -> None:
         record = found
 
     assert record.urls == tuple(f"s3://b/{number}" for number in range(68, 100))
+
+
+@pytest.mark.parametrize(("there", "gone"), [(3, 0), (2, 1), (0, 0), (None, 0)])
+def test_a_rendezvous_that_knows_nobody_misses_nobody(there: int | None, gone: int) -> None:
+    """Whoever asks at the gate is there itself: a state without it has come back empty."""
+    over = incarnation_of("", nodes=3, nonce="a")
+
+    assert missed(over, there) == gone
+    assert missed(None, there) == 0
+
+
+def test_whoever_watches_misses_all_when_nobody_is_known() -> None:
+    """Then all have to join anew."""
+    over = incarnation_of("", nodes=3, nonce="a")
+
+    assert (lost(over, 0), lost(over, None)) == (3, 0)
