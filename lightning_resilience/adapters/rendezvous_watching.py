@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.rendezvous_gate import dependencies_of
+from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import Watch
 from lightning_resilience.core.restart import lost
 from lightning_resilience.errors import StoreUnavailableError
@@ -84,7 +85,10 @@ class Watching:
         try:
             handler = self._connection.handler()
             waiting = handler.num_nodes_waiting()
-        except Exception as error:  # noqa: BLE001 - torch's agent ends for any of them
+        except Exception as error:
+            # Torch's agent ends for any of them; and has to, where it was told to stop.
+            if is_stop(error):
+                raise
             return self._silent(error)
         there = within.participants(handler)
         away = lost(self._begun, there)

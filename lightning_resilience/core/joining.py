@@ -47,7 +47,6 @@ __all__ = [
     "foreign_text",
     "may_host",
     "text_of",
-    "unread",
 ]
 
 _BASE_S: Final = 0.2
@@ -143,16 +142,6 @@ def ending_of(
             " Where no node hosts the store, none has found that the endpoint is its own: set "
             "is_host=1 in --rdzv-conf on that node."
         )
-    return Ending(code=ExitCode.OUTAGE, reason=reason)
-
-
-def unread(text: str) -> Ending:
-    """Return how an agent leaves that has failed, and cannot read what the others make of it.
-
-    Args:
-        text: Why it cannot, in one line.
-    """
-    reason = f"This agent has failed, and how the job has ended could not be read: {text}."
     return Ending(code=ExitCode.OUTAGE, reason=reason)
 
 

@@ -4,9 +4,14 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
+import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
 from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.core.quota import Ending
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.restart_record import Memory
 from tests.handlers import server, status_of
@@ -23,6 +28,12 @@ def shut_down_after(error: Exception, handler: ResilientHandler) -> bool:
         raise error
     except type(error):
         return handler.shutdown()
+
+
+def interrupted() -> None:
+    """Do what torch's handler of signals does."""
+    message = "told to stop"
+    raise SignalException(message, signal.SIGTERM)
 
 
 def test_an_agent_that_has_failed_and_cannot_ask_may_be_started_again(handlers: Handlers) -> None:
@@ -43,6 +54,42 @@ def test_an_agent_that_has_failed_alone_says_so_itself(handlers: Handlers) -> No
 
     assert shut_down_after(ValueError("bad"), handler)
     assert store.port
+
+
+def test_a_signal_is_never_taken_for_a_store_that_does_not_answer(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's handler of signals raises wherever the agent is: it must come back to torch."""
+    store = server()
+    handler = handlers.make(store.port)
+    handlers.join(handler)
+    inner = handler._connection.handler()
+
+    for name in ("num_nodes_waiting", "is_closed", "set_closed"):
+        monkeypatch.setattr(inner, name, interrupted)
+        with pytest.raises(SignalException):
+            getattr(handler, name)()
+
+
+@pytest.mark.parametrize(("ended", "status"), [(86, 86), (None, 143)])
+def test_a_signal_on_the_way_out_changes_no_status(
+    handlers: Handlers, *, ended: int | None, status: int
+) -> None:
+    """Torch asks for the run's id when it records the signal; until then that is only a name."""
+    store = server()
+    handler = handlers.make(store.port)
+    handlers.join(handler)
+    assert handler.get_run_id() == "job"
+    if ended is not None:
+        handler._left = Ending(code=ended, reason="tried in vain")
+
+    def stopped() -> None:
+        try:
+            interrupted()
+        except SignalException:
+            handler.get_run_id()
+
+    assert status_of(stopped) == status
 
 
 def test_a_connection_that_was_dropped_is_no_loss_of_nodes(handlers: Handlers) -> None:
