@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,6 +35,10 @@ from lightning_resilience.protocols.restart_record import Memory, Mirror
 from tests import scenes
 from tests.scenes import circuit, patience, put
 from tests.scripted_driver import Away, Crash, Fault, Lost, Pause, Task, World, run
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 CONFIG = RestartConfig(restart_base_delay_s=8.0, settle_s=1.0, gate_deadline_s=600.0)
@@ -185,6 +189,42 @@ def test_an_outage_that_outlasts_the_deadline_is_not_held_against_the_job() -> N
     assert tasks[0].result == tasks[1].result
     assert record(world).charges == ()
     assert "gate_deadline_s=600" in tasks[0].result.reason
+
+
+def test_a_store_that_fails_at_the_gate_does_not_prolong_the_wait() -> None:
+    """One incident has one deadline, however often an agent comes to the gate; the next a new."""
+    world, memory = World(), Memory(keys())
+    storage = scenes.Dependency(world, heals_at_s=1e9)
+    mine = circuit("host", keys=keys())
+    run(begin(mine, new_incarnation=False), world)
+    put(world, state="open", epoch=scenes.record(world, keys=keys()).epoch + 1, generation=1)
+    needed = (Dependency(circuit=mine, patience=patience(storage)),)
+    world.fault = _once(lambda: world.now_s >= CONFIG.gate_deadline_s - 100.0)
+
+    first = world.spawn(pass_gate(gate(memory=memory, dependencies=needed)), name=0)
+    world.run()
+    again = world.spawn(
+        pass_gate(gate(memory=memory.followed_by(keys()), dependencies=needed)), name=1
+    )
+    world.run()
+    ended_at_s = world.now_s
+
+    assert isinstance(first.error, StoreUnavailableError)
+    assert again.result.code == ExitCode.OUTAGE
+    assert ended_at_s < CONFIG.gate_deadline_s + 60.0
+    assert memory.followed_by(keys(2)).came_at_s(now_s=ended_at_s) == ended_at_s
+
+
+def _once(is_due: Callable[[], bool]) -> Any:
+    struck: list[float] = []
+
+    def strike(_task: Task, at: int, effect: Any) -> Fault | None:
+        if struck or not isinstance(effect, (fx.Get, fx.MultiGet)) or not is_due():
+            return None
+        struck.append(at)
+        return Away()
+
+    return strike
 
 
 def _begun(mine: Any, way: Gate) -> Any:
