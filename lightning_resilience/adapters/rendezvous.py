@@ -273,7 +273,9 @@ class ResilientHandler(RendezvousHandler):
         self._round, self._node = found, info.rank
         memory = self._remember(found.incarnation)
         self._is_called = False
-        self._watching = Watching(self._connection, self._options, memory=memory, begun=found)
+        self._watching = Watching(
+            self._connection, self._options, memory=memory, begun=found, dice=self._dice
+        )
         os.environ[INCARNATION] = found.incarnation
         url = self._connection.url
         if self._named_store is None and url is not None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Cadence",
     "JoinFailure",
     "Joining",
     "OwnerRecord",
@@ -227,32 +228,41 @@ class Joining:
 
 
 @dataclass(slots=True, kw_only=True)
+class Cadence:
+    """When something is due that is done once in a while only. One thread.
+
+    Args:
+        every_s: How often, in seconds.
+        next_at_s: When next, on this process's clock.
+    """
+
+    every_s: float
+    next_at_s: float = float("-inf")
+
+    def is_due(self, *, now_s: float) -> bool:
+        """Tell whether it is due now; where so, the next time is set."""
+        if now_s < self.next_at_s:
+            return False
+        self.next_at_s = now_s + self.every_s
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
 class Watch:
     """What an agent whose workers are well answers. One thread.
 
     Args:
-        every_s: How often it looks around, in seconds.
         grace_s: How long it answers what it knew last, in seconds.
-        looks_at_s: When it looks around next, on its own clock.
         waiting: Nodes that were waiting at the last answer.
         silent_since_s: Since when the store has not answered; None while it does.
     """
 
-    every_s: float
     grace_s: float
-    looks_at_s: float = float("-inf")
     waiting: int = 0
     silent_since_s: float | None = None
     attempts: int = 0
     """Attempts to reach a store that is silent."""
     tries_at_s: float = float("-inf")
-
-    def is_due(self, *, now_s: float) -> bool:
-        """Tell whether to look around now; where so, the next time is set."""
-        if now_s < self.looks_at_s:
-            return False
-        self.looks_at_s = now_s + self.every_s
-        return True
 
     def answered(self, waiting: int, *, lost: int) -> int:
         """Take note of an answer; return how many nodes wait, as the agent is to see it.
