@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.multiprocess]
 
 def test_a_node_that_is_told_to_stop_leaves_the_others_to_go_on(agents: Make) -> None:
     """It says so by its status and its reason; nothing is charged; and then the others are told."""
-    job = agents(nodes="1:2", conf={"keep_alive_max_attempt": 3})
+    job = agents(nodes="1:2")
     job.start_all()
     first = job.until_start(1, size=2)
 

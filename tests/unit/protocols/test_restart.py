@@ -17,6 +17,7 @@ from lightning_resilience.core.quota import Ending, RestartRecord
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import GoRecord
 from lightning_resilience.core.restart_config import RestartConfig
+from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.errors import CorruptRecordError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx, restart_record
 from lightning_resilience.protocols.circuit import begin
@@ -230,6 +231,33 @@ def _once(is_due: Callable[[], bool]) -> Any:
 def _begun(mine: Any, way: Gate) -> Any:
     yield from begin(mine, new_incarnation=False)
     return (yield from pass_gate(way))
+
+
+def test_a_worker_that_ends_for_want_of_another_does_not_hide_that_it_was_told_to_stop() -> None:
+    """Its agent comes first, and knows no more than a status; the other one has seen the signal."""
+    world = World()
+    echo = incident_of_exit(rank=0, status=1, message="", writer="a")
+    cause = incident_of_exit(rank=1, status=-15, message="", writer="b")
+    for each in (echo, cause):
+        run(publish_incident(keys(), each), world)
+
+    tasks = agents(world, 2)
+
+    assert [task.result.cause for task in tasks] == ["preempted"] * 2
+    assert record(world).charges == ()
+
+
+def test_workers_that_an_agent_stops_do_not_hide_the_one_that_has_failed() -> None:
+    """A signal that a rank tells may be its own agent's, which has seen another one end first."""
+    world = World()
+    exited = incident_of_exit(rank=0, status=1, message="", writer="a")
+    stopped = failed(1, kind="signal", fingerprint="", error="SIGTERMException")
+    for each in (exited, stopped):
+        run(publish_incident(keys(), each), world)
+
+    tasks = agents(world, 2)
+
+    assert [task.result.cause for task in tasks] == ["failed"] * 2
 
 
 def test_a_permanent_error_ends_the_job_for_all_agents() -> None:
