@@ -142,6 +142,22 @@ def shift_clock() -> None:
     inner.dt = SimpleNamespace(datetime=clock, timedelta=dt.timedelta, timezone=dt.timezone)
 
 
+def die_when_joined() -> None:
+    """Let this process be killed as soon as the round that it has joined is whole."""
+    from lightning_resilience.adapters.rendezvous_connection import (  # noqa: PLC0415
+        Connection,
+    )
+
+    join = Connection.join
+
+    def joined(self: Connection) -> Any:
+        join(self)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    patched: Any = Connection
+    patched.join = joined
+
+
 def _launch_from_program(asked: Launch) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 

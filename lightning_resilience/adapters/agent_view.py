@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-__all__ = ["WorkerExit", "first_rank", "is_failing", "stopped_by", "worker_exits"]
+__all__ = ["WorkerExit", "failing_with", "first_rank", "stopped_by", "worker_exits"]
 
 _MOST_FRAMES: Final = 200
 _MOST_WORKERS: Final = 64
@@ -62,9 +62,9 @@ def worker_exits() -> list[WorkerExit]:
     ]
 
 
-def is_failing() -> bool:
-    """Tell whether an exception is on its way through torch's launcher: the agent has given up."""
-    return sys.exc_info()[1] is not None
+def failing_with() -> BaseException | None:
+    """Return the exception that is on its way through torch's launcher: the agent has given up."""
+    return sys.exc_info()[1]
 
 
 def stopped_by() -> signal.Signals | None:

@@ -23,23 +23,22 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from lightning_resilience.adapters import rendezvous_inner as within
-from lightning_resilience.adapters.agent_store import AgentStore
-from lightning_resilience.adapters.agent_view import is_failing, stopped_by, worker_exits
+from lightning_resilience.adapters.agent_view import failing_with, stopped_by, worker_exits
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
 from lightning_resilience.adapters.rendezvous_end import leave, leave_alone
 from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_reports import report_exits
+from lightning_resilience.adapters.rendezvous_round import name_of_round
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
 from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of
-from lightning_resilience.core.leaving import unread
+from lightning_resilience.core.leaving import broken_off, unread
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, missed
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
-from lightning_resilience.protocols.incarnation import announce, name_round, read_name
 from lightning_resilience.protocols.restart import (
     Gate,
     charge_missed,
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
+    from lightning_resilience.adapters.agent_store import AgentStore
     from lightning_resilience.core.restart import GoRecord, IncarnationRecord
 
 
@@ -258,16 +258,7 @@ class ResilientHandler(RendezvousHandler):
         """Learn the name of this start of the workers, and hand it on to them."""
         store = self._connection.store()
         before = "" if self._round is None else self._round.incarnation
-        names = AgentStore.of(info.store, run_id=self._run_id)
-        try:
-            if info.rank == 0:
-                found = names.run(name_round(nodes=info.world_size, before=before))
-                store.run(announce(store.keys(""), found))
-            else:
-                deadline_at_s = names.now_s() + self._options.naming_s
-                found = names.run(read_name(deadline_at_s=deadline_at_s))
-        finally:
-            names.close()
+        found = name_of_round(info, store, self._options, before=before)
         self._look_who_is_here(store)
         # Order: before the look at the record, so that whoever leaves there says which node it is.
         self._round, self._node = found, info.rank
@@ -327,13 +318,13 @@ class ResilientHandler(RendezvousHandler):
             self._connection.drop()
             return False
         # Order: before this handles an exception of its own.
-        has_failed, ending = is_failing(), None
+        error, ending = failing_with(), None
         try:
-            ending = self._ending()
-        except RETRYABLE as error:
-            _log.warning("how the job has ended could not be told: %s", error)
+            ending = self._ending() or broken_off(error)
+        except RETRYABLE as silent:
+            _log.warning("how the job has ended could not be told: %s", silent)
             # Without any record there is one status that may be wrong and does no harm.
-            ending = unread(text_of(error)) if has_failed else None
+            ending = None if error is None else unread(text_of(silent))
         if ending is not None:
             self._leave(ending)
         try:
@@ -346,7 +337,7 @@ class ResilientHandler(RendezvousHandler):
 
     def _shut_down(self) -> bool:
         handler = self._connection.handler()
-        if is_failing():
+        if failing_with() is not None:
             # This agent alone has come to its end: the others form again without it.
             within.stop(handler)
             return True

@@ -5,16 +5,18 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.core.quota import Ending
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.restart_record import Memory
-from tests.handlers import server, status_of
+from tests.handlers import WITHIN_S, server, status_of
 
 
 if TYPE_CHECKING:
@@ -54,6 +56,39 @@ def test_an_agent_that_has_failed_alone_says_so_itself(handlers: Handlers) -> No
 
     assert shut_down_after(ValueError("bad"), handler)
     assert store.port
+
+
+def test_an_agent_that_waited_for_another_in_vain_says_so(handlers: Handlers) -> None:
+    """Torch gives ranks with all agents of a round; one that has gone then is an outage."""
+    store = server()
+    handler = handlers.make(store.port)
+    handlers.join(handler)
+
+    assert status_of(lambda: shut_down_after(DistStoreError("wait timeout"), handler)) == 160
+    assert store.port
+
+
+def test_a_node_that_goes_when_a_round_is_complete_has_it_made_anew(handlers: Handlers) -> None:
+    """Nobody goes on to give ranks before all nodes of the round were seen in it."""
+    store = server()
+    one, other = (
+        handlers.make(store.port, nodes=(1, 2), keep_alive_max_attempt=3, last_call_timeout=5)
+        for _ in range(2)
+    )
+
+    def go() -> int:
+        joined = other._connection.join()
+        other._connection.drop()
+        return joined.world_size
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(go)
+        [info] = handlers.join(one)
+
+    assert going.result(WITHIN_S) == 2
+    assert info.world_size == 1
+    assert one._round is not None
+    assert one._round.nodes == 1
 
 
 def test_a_signal_is_never_taken_for_a_store_that_does_not_answer(
