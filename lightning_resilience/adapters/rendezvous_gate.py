@@ -17,10 +17,11 @@ from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.small_objects import put
 from lightning_resilience.adapters.staging import spool_directory
 from lightning_resilience.adapters.storage import Storage, dependency_of
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.restart import StorageRecord
+from lightning_resilience.core.restart import StorageRecord, run_of_circuits
 from lightning_resilience.protocols.circuit import Circuit
 from lightning_resilience.protocols.effects import Get
 from lightning_resilience.protocols.probe import Patience
@@ -29,11 +30,10 @@ from lightning_resilience.protocols.restart_record import Mirror
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from lightning_resilience.adapters.agent_store import AgentStore
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
-    from lightning_resilience.core.keys import Keys
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
 
@@ -56,17 +56,21 @@ def dependencies_of(
     told = store.run(_told(keys))
     storage = _storage(store)
     found: dict[str, Dependency] = {}
-    for url in (*options.storage, *told):
+    circuits = Keys(run_id=run_of_circuits(told, keys.run_id), incarnation="")
+    for url in (*options.storage, *told.urls):
         for kind in ("read", "write"):
             name = f"{dependency_of(url)}:{kind}"
             if name not in found:
-                found[name] = _dependency(options, storage, store, url=url, kind=kind)
+                found[name] = _dependency(
+                    options, storage, store, url=url, kind=kind, keys=circuits
+                )
     return tuple(found.values())
 
 
-def _told(keys: Keys) -> Protocol[Iterable[str]]:
+def _told(keys: Keys) -> Protocol[StorageRecord]:
     raw: bytes | None = yield Get(keys.storage)
-    return () if raw is None else decode(StorageRecord, raw, key=keys.storage).urls
+    nothing = StorageRecord(writer="")
+    return nothing if raw is None else decode(StorageRecord, raw, key=keys.storage)
 
 
 def _storage(store: AgentStore) -> Storage:
@@ -75,12 +79,18 @@ def _storage(store: AgentStore) -> Storage:
 
 
 def _dependency(
-    options: RendezvousOptions, storage: Storage, store: AgentStore, *, url: str, kind: str
+    options: RendezvousOptions,
+    storage: Storage,
+    store: AgentStore,
+    *,
+    url: str,
+    kind: str,
+    keys: Keys,
 ) -> Dependency:
     circuit = Circuit(
         f"{dependency_of(url)}:{kind}",
         config=options.breaker,
-        keys=store.keys(""),
+        keys=keys,
         host=platform.node(),
     )
     probe: Callable[[CancelToken], Any] = partial(storage.probe_read, url)

@@ -139,7 +139,7 @@ def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
         CorruptRecordError: A record does not decode.
     """
     now_s: float = yield Now()
-    deadline_at_s = now_s + gate.config.gate_deadline_s
+    deadline_at_s = gate.memory.came_at_s(now_s=now_s) + gate.config.gate_deadline_s
     record = yield from restart_record.read(gate.memory)
     if record.ending is not None:
         return record.ending
@@ -183,7 +183,7 @@ def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
     if ending is not None:
         return ending
     try:
-        deadline_at_s = now_s + gate.config.gate_deadline_s
+        deadline_at_s = gate.memory.came_at_s(now_s=now_s) + gate.config.gate_deadline_s
         return (yield from _last_look(gate, deadline_at_s=deadline_at_s))
     except CircuitOpenError as error:
         return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from lightning_resilience.core.quota import Ending, RestartRecord
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import GoRecord
 from lightning_resilience.core.restart_config import RestartConfig
+from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.errors import CorruptRecordError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx, restart_record
 from lightning_resilience.protocols.circuit import begin
@@ -35,6 +36,10 @@ from lightning_resilience.protocols.restart_record import Memory, Mirror
 from tests import scenes
 from tests.scenes import circuit, patience, put
 from tests.scripted_driver import Away, Crash, Fault, Lost, Pause, Task, World, run
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 CONFIG = RestartConfig(restart_base_delay_s=8.0, settle_s=1.0, gate_deadline_s=600.0)
@@ -187,9 +192,72 @@ def test_an_outage_that_outlasts_the_deadline_is_not_held_against_the_job() -> N
     assert "gate_deadline_s=600" in tasks[0].result.reason
 
 
+def test_a_store_that_fails_at_the_gate_does_not_prolong_the_wait() -> None:
+    """One incident has one deadline, however often an agent comes to the gate; the next a new."""
+    world, memory = World(), Memory(keys())
+    storage = scenes.Dependency(world, heals_at_s=1e9)
+    mine = circuit("host", keys=keys())
+    run(begin(mine, new_incarnation=False), world)
+    put(world, state="open", epoch=scenes.record(world, keys=keys()).epoch + 1, generation=1)
+    needed = (Dependency(circuit=mine, patience=patience(storage)),)
+    world.fault = _once(lambda: world.now_s >= CONFIG.gate_deadline_s - 100.0)
+
+    first = world.spawn(pass_gate(gate(memory=memory, dependencies=needed)), name=0)
+    world.run()
+    again = world.spawn(
+        pass_gate(gate(memory=memory.followed_by(keys()), dependencies=needed)), name=1
+    )
+    world.run()
+    ended_at_s = world.now_s
+
+    assert isinstance(first.error, StoreUnavailableError)
+    assert again.result.code == ExitCode.OUTAGE
+    assert ended_at_s < CONFIG.gate_deadline_s + 60.0
+    assert memory.followed_by(keys(2)).came_at_s(now_s=ended_at_s) == ended_at_s
+
+
+def _once(is_due: Callable[[], bool]) -> Any:
+    struck: list[float] = []
+
+    def strike(_task: Task, at: int, effect: Any) -> Fault | None:
+        if struck or not isinstance(effect, (fx.Get, fx.MultiGet)) or not is_due():
+            return None
+        struck.append(at)
+        return Away()
+
+    return strike
+
+
 def _begun(mine: Any, way: Gate) -> Any:
     yield from begin(mine, new_incarnation=False)
     return (yield from pass_gate(way))
+
+
+def test_a_worker_that_ends_for_want_of_another_does_not_hide_that_it_was_told_to_stop() -> None:
+    """Its agent comes first, and knows no more than a status; the other one has seen the signal."""
+    world = World()
+    echo = incident_of_exit(rank=0, status=1, message="", writer="a")
+    cause = incident_of_exit(rank=1, status=-15, message="", writer="b")
+    for each in (echo, cause):
+        run(publish_incident(keys(), each), world)
+
+    tasks = agents(world, 2)
+
+    assert [task.result.cause for task in tasks] == ["preempted"] * 2
+    assert record(world).charges == ()
+
+
+def test_workers_that_an_agent_stops_do_not_hide_the_one_that_has_failed() -> None:
+    """A signal that a rank tells may be its own agent's, which has seen another one end first."""
+    world = World()
+    exited = incident_of_exit(rank=0, status=1, message="", writer="a")
+    stopped = failed(1, kind="signal", fingerprint="", error="SIGTERMException")
+    for each in (exited, stopped):
+        run(publish_incident(keys(), each), world)
+
+    tasks = agents(world, 2)
+
+    assert [task.result.cause for task in tasks] == ["failed"] * 2
 
 
 def test_a_permanent_error_ends_the_job_for_all_agents() -> None:
