@@ -26,8 +26,8 @@ from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.agent_view import is_failing, worker_exits
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
-from lightning_resilience.adapters.rendezvous_end import leave
-from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirror_of
+from lightning_resilience.adapters.rendezvous_end import leave, leave_alone
+from lightning_resilience.adapters.rendezvous_gate import dependencies_of, kept_ending, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
@@ -38,18 +38,9 @@ from lightning_resilience.core.restart import first_contact_s, lost
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
-from lightning_resilience.protocols.incarnation import (
-    announce,
-    name_round,
-    read_name,
-)
+from lightning_resilience.protocols.incarnation import announce, name_round, read_name
 from lightning_resilience.protocols.incident import publish_incident
-from lightning_resilience.protocols.restart import (
-    Gate,
-    charge_missed,
-    pass_first_gate,
-    pass_gate,
-)
+from lightning_resilience.protocols.restart import Gate, charge_missed, pass_first_gate, pass_gate
 from lightning_resilience.protocols.restart_record import Memory
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
@@ -179,6 +170,8 @@ class ResilientHandler(RendezvousHandler):
         if failure is JoinFailure.CLOSED and self._memory is not None:
             # Whoever ends the job for all closes the rendezvous, for those who wait in it.
             self._remember(self._memory.keys.incarnation)
+        if failure is JoinFailure.UNREACHABLE:
+            self._look_what_is_kept()
         now_s = self._clock.now_s()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=self._dice.draw())
         if pause_s is None:
@@ -195,6 +188,12 @@ class ResilientHandler(RendezvousHandler):
         if failure is JoinFailure.UNREACHABLE:
             self._connection.drop()
         self._clock.sleep(pause_s)
+
+    def _look_what_is_kept(self) -> None:
+        kept = kept_ending(self._options, run_id=self._run_id)
+        if kept is not None:
+            self._has_left = True
+            leave_alone(kept, options=self._options, run_id=self._run_id)
 
     def _pass_gate(self) -> None:
         over = self._round

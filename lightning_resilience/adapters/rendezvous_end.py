@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.quota import Ending
 
 
-__all__ = ["leave"]
+__all__ = ["leave", "leave_alone"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +43,7 @@ def leave(
     Raises:
         SystemExit: Always, with the ending's status.
     """
-    _log.error("the job has ended with status %d: %s", ending.code, ending.reason)
-    write_reason(options.termination_log, ending, run_id=connection.run_id)
+    _say(ending, options, run_id=connection.run_id)
     try:
         store = connection.store()
         keys = store.keys(ending.incarnation)
@@ -55,3 +54,23 @@ def leave(
     except RETRYABLE as error:
         _log.debug("the store has gone already: %s", error)
     raise SystemExit(int(ending.code))
+
+
+def leave_alone(ending: Ending, *, options: RendezvousOptions, run_id: str) -> NoReturn:
+    """Leave with a status where there is no store, and nobody who waits for this agent.
+
+    Args:
+        ending: How the job has ended.
+        options: Of this agent.
+        run_id: Name of the run.
+
+    Raises:
+        SystemExit: Always, with the ending's status.
+    """
+    _say(ending, options, run_id=run_id)
+    raise SystemExit(int(ending.code))
+
+
+def _say(ending: Ending, options: RendezvousOptions, *, run_id: str) -> None:
+    _log.error("the job has ended with status %d: %s", ending.code, ending.reason)
+    write_reason(options.termination_log, ending, run_id=run_id)

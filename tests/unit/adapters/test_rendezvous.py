@@ -4,12 +4,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+import pytest
+
+from lightning_resilience.core.quota import Ending, RestartRecord, ended
+from lightning_resilience.core.records import encode
+from tests.agents import free_port
 from tests.handlers import server, status_of
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lightning_resilience.adapters.rendezvous import ResilientHandler
     from tests.handlers import Handlers
 
@@ -40,3 +48,23 @@ def test_an_agent_that_has_failed_alone_says_so_itself(handlers: Handlers) -> No
 
     assert shut_down_after(ValueError("bad"), handler)
     assert store.port
+
+
+@pytest.mark.parametrize(("kept", "status"), [(86, 86), (160, 160), (None, 160)])
+def test_an_agent_that_finds_no_store_heeds_what_storage_has_kept(
+    kept: int | None, status: int, handlers: Handlers, tmp_path: Path
+) -> None:
+    """Whoever hosts the store has left with what a person has to release; so do the others."""
+    record = RestartRecord(restarts=4, writer="w")
+    if kept is not None:
+        record = ended(record, Ending(code=kept, reason="ValueError: bad."), writer="v")
+    (tmp_path / "job.restarts.json").write_bytes(encode(record))
+    reason = tmp_path / "reason.json"
+    handler = handlers.make(
+        free_port(), restarts=str(tmp_path), join_timeout=1, read_timeout=1, termination_log=reason
+    )
+
+    assert status_of(handler.next_rendezvous) == status
+    assert not handler.shutdown()
+    text = json.loads(reason.read_text(encoding="utf-8"))["reason"]
+    assert ("ValueError: bad." in text) is (status == 86)
