@@ -57,15 +57,17 @@ class Fault:
     """What befalls one rank.
 
     Args:
-        rank: The rank.
+        rank: The rank; None for all.
         at: Training step before which it happens, for the first start of the workers, the second,
             and so on; in later ones nothing happens.
         kind: What is raised; or the name of a signal that the process gets.
+        to_agent: Whether it is the rank's agent that gets the signal, as from a scheduler.
     """
 
-    rank: int
+    rank: int | None
     at: tuple[int, ...]
     kind: str = "ValueError"
+    to_agent: bool = False
 
 
 class Befalls(lightning.pytorch.Callback):
@@ -82,10 +84,10 @@ class Befalls(lightning.pytorch.Callback):
         """Raise, or have the process told to stop."""
         fault, start = self._fault, _start_number()
         is_due = start <= len(fault.at) and trainer.global_step == fault.at[start - 1]
-        if trainer.global_rank != fault.rank or not is_due:
+        if fault.rank not in {None, trainer.global_rank} or not is_due:
             return
         if fault.kind.startswith("SIG"):
-            os.kill(os.getpid(), signal.Signals[fault.kind])
+            os.kill(os.getppid() if fault.to_agent else os.getpid(), signal.Signals[fault.kind])
             return
         errors: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
         message = f"the batch is bad, {time.time()}"
@@ -118,7 +120,22 @@ def run_worker(job: Job, home: str) -> None:
     run_rank(job, f"{home}/report-{start}-{rank}.json")
 
 
-def run_agent(job: Job, home: str, options: Mapping[str, Any], port: int) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What an agent is started with.
+
+    Args:
+        options: Of the rendezvous.
+        port: Of its store.
+        workers: How many there are on each node.
+    """
+
+    options: Mapping[str, Any]
+    port: int
+    workers: int = 1
+
+
+def run_agent(job: Job, home: str, setup: Setup) -> None:
     """Run one node's agent to its end."""
     os.setsid()
     with contextlib.suppress(ValueError):
@@ -127,11 +144,11 @@ def run_agent(job: Job, home: str, options: Mapping[str, Any], port: int) -> Non
     config = LaunchConfig(
         min_nodes=2,
         max_nodes=2,
-        nproc_per_node=1,
+        nproc_per_node=setup.workers,
         run_id="job",
         rdzv_backend="resilient",
-        rdzv_endpoint=f"127.0.0.1:{port}",
-        rdzv_configs=dict(options),
+        rdzv_endpoint=f"127.0.0.1:{setup.port}",
+        rdzv_configs=dict(setup.options),
         max_restarts=20,
         monitor_interval=0.1,
         start_method="fork",
@@ -180,7 +197,14 @@ class Agents:
 
 
 def start_agents(
-    warm: WarmPython, job: Job, home: Path, *, plan: FaultPlan | None = None, **options: Any
+    warm: WarmPython,
+    job: Job,
+    home: Path,
+    *,
+    plan: FaultPlan | None = None,
+    workers: int = 1,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Agents:
     """Start two agents.
 
@@ -189,18 +213,20 @@ def start_agents(
         job: What their workers do.
         home: Folder for logs and reports.
         plan: The faults of the job's filesystem.
+        workers: How many there are on each node.
+        environment: More variables.
         options: More options of the rendezvous.
     """
     port = _free_port()
     plan = plan or FaultPlan.write(home / "no-faults")
-    environment = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
-    environment |= {"GLOO_SOCKET_IFNAME": "lo"}
+    variables = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
+    variables |= {"GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
     agents = Agents(home=home)
     for node in range(2):
         given = {**OPTIONS, **options, "termination_log": str(home / f"reason-{node}.json")}
+        setup = Setup(options=given, port=port, workers=workers)
         log = home / f"agent-{node}.log"
-        args = (job, str(home), given, port)
-        process = warm.start(run_agent, *args, log=log, environment=environment)
+        process = warm.start(run_agent, job, str(home), setup, log=log, environment=variables)
         agents.processes.append(process)
     return agents
 

@@ -35,7 +35,10 @@ BREAKER: Mapping[str, float] = {
 TOLD = {
     r"joining again, ([\d.]+ s) after it was agreed": r"joins again, \1 after all have agreed",
     r"the job has ended with status (\d+)": r"ends the job with status \1",
-    r"circuit of (\S+): (\w+) -> (\w+) .*": r"circuit of \1: \2 -> \3",
+    r"alone stays away from (\S+): (\d+) failures in a row": r"stays away from \1: \2 failures",
+    r"probe of (\S+) .* (failed|succeeded): ": r"probes \1: it \2",
+    r"circuit of (\S+): (\w+) -> ((?!\2)\w+) ": r"circuit of \1: \2 -> \3",
+    r"all ranks start from \S+/(\S+)\Z": r"all ranks start from \1",
 }
 """Lines of our log that belong into the diary, and how they read there."""
 

@@ -84,7 +84,7 @@ def train(job: Job) -> None:
         data = DataLoader(TensorDataset(torch.ones(256, 8)), batch_size=4)
         trainer.fit(Net(), data, ckpt_path=resume_from(job))
     except Exception as error:
-        diary.note(f"fails: {type(error).__name__}: {str(error).splitlines()[0][:70]}")
+        diary.note(f"fails: {type(error).__name__}: {str(error)[:55]}")
         raise
     diary.note(f"has trained to step {trainer.global_step}")
 
