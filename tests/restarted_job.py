@@ -31,7 +31,7 @@ from tests.lightning_job import Job, run_rank
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tests.warm_python import Process, WarmPython
 
@@ -62,12 +62,15 @@ class Fault:
             and so on; in later ones nothing happens.
         kind: What is raised; or the name of a signal that the process gets.
         to_agent: Whether it is the rank's agent that gets the signal, as from a scheduler.
+        after: Path of a file that is waited for first; ``.waiting`` is appended to that of a file
+            that says that it is.
     """
 
     rank: int | None
     at: tuple[int, ...]
     kind: str = "ValueError"
     to_agent: bool = False
+    after: str = ""
 
 
 class Befalls(lightning.pytorch.Callback):
@@ -86,6 +89,10 @@ class Befalls(lightning.pytorch.Callback):
         is_due = start <= len(fault.at) and trainer.global_step == fault.at[start - 1]
         if fault.rank not in {None, trainer.global_rank} or not is_due:
             return
+        if fault.after:
+            Path(f"{fault.after}.waiting").touch()
+            while not Path(fault.after).exists():
+                time.sleep(0.05)
         if fault.kind.startswith("SIG"):
             os.kill(os.getppid() if fault.to_agent else os.getpid(), signal.Signals[fault.kind])
             return
@@ -94,15 +101,29 @@ class Befalls(lightning.pytorch.Callback):
         raise errors[fault.kind](message)
 
 
-def befall(trainer: Any, fault: Fault) -> None:
-    """Let a fault happen to a Trainer."""
-    trainer.callbacks.insert(0, Befalls(fault))
+def befall(trainer: Any, *, fault: Fault | None, disks: str) -> None:
+    """Let a fault happen to a Trainer; where ``disks`` is a folder, each rank has a disk there."""
+    if disks:
+        os.environ["LIGHTNING_RESILIENCE_SPOOL_DIR"] = f"{disks}/{os.environ['RANK']}"
+    if fault is not None:
+        trainer.callbacks.insert(0, Befalls(fault))
 
 
-def make_job(folder: str, fault: Fault | None = None, **options: Any) -> Job:
-    """Make a job of two nodes with one rank each, which goes on from its last checkpoint."""
-    trainer = {"devices": 1, "num_nodes": 2, **options.pop("trainer", {})}
-    before = None if fault is None else partial(befall, fault=fault)
+def make_job(
+    folder: str, fault: Fault | None = None, *, workers: int = 1, disks: str = "", **options: Any
+) -> Job:
+    """Make a job of two nodes, which goes on from its last checkpoint.
+
+    Args:
+        folder: Where checkpoints go.
+        fault: What befalls it.
+        workers: How many there are on each node.
+        disks: Folder in which each rank has a disk of its own, as if it were alone on its node;
+            empty where all share one.
+        options: More options of the job.
+    """
+    trainer = {"devices": workers, "num_nodes": 2, **options.pop("trainer", {})}
+    before = partial(befall, fault=fault, disks=disks)
     return Job(folder=folder, trainer=trainer, before=before, resume="last", **options)
 
 
@@ -163,10 +184,12 @@ class Agents:
 
     Args:
         home: Folder with logs and reports.
+        port: Of the job's store.
         processes: One for each agent.
     """
 
     home: Path
+    port: int
     processes: list[Process] = field(default_factory=list)
 
     def wait(self) -> list[int]:
@@ -179,6 +202,11 @@ class Agents:
         lines = (self.home / "starts").read_text(encoding="utf-8").split("\n")
         numbers = [int(line.partition(" ")[0]) for line in lines if line]
         return [numbers.count(number) for number in range(1, max(numbers, default=0) + 1)]
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Return once ``done``; it is asked again and again."""
+        self.processes[0].listen(done, within_s=HANG_S)
+        assert done(), self.told()
 
     def reason(self, node: int) -> str:
         """Return the reason that an agent has left."""
@@ -221,7 +249,7 @@ def start_agents(
     plan = plan or FaultPlan.write(home / "no-faults")
     variables = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
     variables |= {"GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
-    agents = Agents(home=home)
+    agents = Agents(home=home, port=port)
     for node in range(2):
         given = {**OPTIONS, **options, "termination_log": str(home / f"reason-{node}.json")}
         setup = Setup(options=given, port=port, workers=workers)
