@@ -25,8 +25,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.agent_view import failing_with, stopped_by, worker_exits
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
-from lightning_resilience.adapters.rendezvous_end import leave, leave_alone
-from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirror_of
+from lightning_resilience.adapters.rendezvous_end import leave, leave_alone, leave_told
+from lightning_resilience.adapters.rendezvous_gate import dependencies_of, kept_ending, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_reports import report_exits
 from lightning_resilience.adapters.rendezvous_round import name_of_round
@@ -39,12 +39,7 @@ from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, missed
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
-from lightning_resilience.protocols.restart import (
-    Gate,
-    charge_missed,
-    pass_first_gate,
-    pass_gate,
-)
+from lightning_resilience.protocols.restart import Gate, charge_missed, pass_first_gate, pass_gate
 from lightning_resilience.protocols.restart_record import Memory
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
@@ -185,6 +180,8 @@ class ResilientHandler(RendezvousHandler):
         if failure is JoinFailure.CLOSED and self._memory is not None:
             # Whoever ends the job for all closes the rendezvous, for those who wait in it.
             self._remember(self._memory.keys.incarnation)
+        if failure is JoinFailure.UNREACHABLE:
+            self._look_what_is_kept()
         now_s = self._clock.now_s()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=self._dice.draw())
         if pause_s is None:
@@ -201,6 +198,12 @@ class ResilientHandler(RendezvousHandler):
         if failure is JoinFailure.UNREACHABLE:
             self._connection.drop()
         self._clock.sleep(pause_s)
+
+    def _look_what_is_kept(self) -> None:
+        kept = kept_ending(self._options, run_id=self._run_id)
+        if kept is not None:
+            self._left = kept
+            leave_alone(kept, options=self._options, run_id=self._run_id)
 
     def _pass_gate(self) -> None:
         over = self._round
@@ -384,4 +387,4 @@ class ResilientHandler(RendezvousHandler):
             raise SystemExit(int(self._left.code))
         memory = None if self._watching is None else self._memory
         keys = None if memory is None else memory.keys
-        leave_alone(self._connection, sign, options=self._options, keys=keys)
+        leave_told(self._connection, sign, options=self._options, keys=keys)
