@@ -290,6 +290,7 @@ def end_with(connection: socket.socket) -> None:
 def work(kind: str, home: str) -> None:
     """Train: as one of the job's ranks, or alone, to make the checkpoint that it starts from."""
     # All of it is loaded already, in the process that this one is forked from.
+    import fsspec  # noqa: PLC0415
     import torch  # noqa: PLC0415
     from lightning.pytorch import LightningModule, Trainer  # noqa: PLC0415
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint  # noqa: PLC0415
@@ -299,6 +300,8 @@ def work(kind: str, home: str) -> None:
 
     is_first = kind == "start"
     rank = os.environ.get("RANK", "0")
+    # Takes as long as the outage where 8 do it at once on a small machine; asks for nothing.
+    fsspec.filesystem("s3").connect()
     begun = {"agent": os.environ.get("STORM_AGENT"), "rank": int(rank)}
     note(home, "starts", count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), **begun)
 
