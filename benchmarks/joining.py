@@ -36,7 +36,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -297,14 +297,20 @@ class Bench:
         self.children = children
         self.port = ours.recv()
 
-    def tell(self, kind: str, nodes: int, **more: Any) -> None:
+    def tell(self, kind: str, nodes: int, *, port: int | None = None, watch_s: float = 0.0) -> None:
         """Let some nodes join together."""
         self.number += 1
-        run_id = f"job{self.number}"
-        given = {"port": self.port, **more}
         for node, each in enumerate(self.orders[:nodes]):
-            seed = f"{len(self.seconds.get((kind, nodes), []))} {node}"
-            each.send(Order(kind=kind, run_id=run_id, nodes=nodes, seed=seed, **given))
+            each.send(
+                Order(
+                    kind=kind,
+                    port=port or self.port,
+                    run_id=f"job{self.number}",
+                    nodes=nodes,
+                    seed=f"{len(self.seconds.get((kind, nodes), []))} {node}",
+                    watch_s=watch_s,
+                )
+            )
 
     def joined(self, nodes: int) -> float:
         """Return how long the slowest took, in seconds."""

@@ -303,7 +303,7 @@ def work(kind: str, home: str) -> None:
     # Takes as long as the outage where 8 do it at once on a small machine; asks for nothing.
     fsspec.filesystem("s3").connect()
     begun = {"agent": os.environ.get("STORM_AGENT"), "rank": int(rank)}
-    note(home, "starts", count=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), **begun)
+    note(home, "starts", {"count": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), **begun})
 
     class Model(LightningModule):
         def __init__(self) -> None:
@@ -311,7 +311,8 @@ def work(kind: str, home: str) -> None:
             self.layer = torch.nn.Linear(256, 256)
 
         def training_step(self, batch: Sequence[torch.Tensor], _: int) -> torch.Tensor:
-            return self.layer(batch[0]).square().mean()
+            loss: torch.Tensor = self.layer(batch[0]).square().mean()
+            return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.01)
@@ -319,7 +320,7 @@ def work(kind: str, home: str) -> None:
     class Pace(Callback):
         def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
             time.sleep(PACE_S)
-            note(home, "steps", step=trainer.global_step, **begun)
+            note(home, "steps", {"step": trainer.global_step, **begun})
 
     folder = START.rpartition("/")[0] if is_first else f"s3://{BUCKET}/{Path(home).name}"
     last = START_STEP if is_first else START_STEP + STEPS
@@ -340,7 +341,7 @@ def work(kind: str, home: str) -> None:
     trainer.fit(Model(), data, ckpt_path=None if is_first else START)
 
 
-def note(home: str, name: str, **told: Any) -> None:
+def note(home: str, name: str, told: Mapping[str, object]) -> None:
     """Add a line to one of the job's logs; all processes of the host share this clock."""
     line = json.dumps({"at_s": time.monotonic(), **told}) + "\n"
     with Path(home, name).open("a", encoding="utf-8") as file:
@@ -384,7 +385,7 @@ class Result:
     is_alive: bool
 
 
-def result_of(kind: str, home: Path, outage: Outage, codes: tuple[int | None, ...]) -> Result:
+def result_of(kind: str, home: Path, *, outage: Outage, codes: tuple[int | None, ...]) -> Result:
     """Make a result of what was counted and noted."""
     starts = noted(home, "starts")
     first: dict[int, float] = {}
@@ -411,7 +412,8 @@ def table(results: Sequence[Result], skipped: Mapping[str, str]) -> list[str]:
         "                       used up   started  the outage   during/after  after",
     ]
     for each in results:
-        end = "alive" if each.is_alive else "DEAD"
+        # An agent without a status was still there at the limit.
+        end = "alive" if each.is_alive else "HANGS" if None in each.codes else "DEAD"
         again = "never" if each.trains_after_s is None else f"{each.trains_after_s:.1f} s"
         rows.append(
             f"{each.kind:15s} {end:6s} {each.restarts:8d}  {each.starts:7d}  {each.during:11d}"
@@ -512,7 +514,7 @@ class Bench:
             codes = wait(agents, self.arguments.limit_s)
         finally:
             end(agents)
-        return result_of(kind, home, outage, codes)
+        return result_of(kind, home, outage=outage, codes=codes)
 
     def _agent(self, kind: str, home: Path, *, port: int, node: int) -> list[str]:
         return [
@@ -592,7 +594,9 @@ def measure(arguments: argparse.Namespace, say: Callable[[str], None]) -> dict[s
 def main() -> int:
     """Measure, print a table, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ft-launcher", help="path of NVRx's launcher, in an environment of its own")
+    parser.add_argument(
+        "--ft-launcher", help="path of NVRx's launcher, in an environment of its own"
+    )
     parser.add_argument("--outage-s", type=float, default=8.0)
     parser.add_argument("--max-restarts", type=int, default=3)
     parser.add_argument("--aws-max-attempts", type=int, help="botocore's; its own by default")

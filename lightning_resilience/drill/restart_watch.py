@@ -7,6 +7,7 @@ It is what ``adapters.rendezvous_watching`` does with torch's own rendezvous.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.joining import Watch
@@ -40,6 +41,7 @@ class AgentWatch:
         self._watch = Watch(every_s=KEEP_ALIVE_S, grace_s=GRACE_S)
         self._growth = Watch(every_s=KEEP_ALIVE_S, grace_s=GRACE_S)
         self._may_grow = False
+        self._turns = itertools.count()
 
     def look(self) -> Protocol[News]:
         """Look around, once in a while; no news where the store does not answer."""
@@ -48,7 +50,7 @@ class AgentWatch:
         if memory is None or not self._watch.is_due(now_s=now_s):
             return News()
         try:
-            return (yield from look_around(memory))
+            return (yield from look_around(memory, next(self._turns)))
         except StoreError:
             return News()
 
