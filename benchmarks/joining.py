@@ -146,7 +146,10 @@ class CountingProxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port = int(self._listener.getsockname()[1])
         self.broken: list[str] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._connections: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def counted(self) -> Counter[tuple[str, str]]:
         """Return how many requests of each kind have come for each key."""
@@ -154,19 +157,28 @@ class CountingProxy:
             return self._counted.copy()
 
     def close(self) -> None:
-        """Take no more connections."""
-        self._listener.close()
+        """Let all connections go, and take no more."""
+        _end(self._listener)
+        self._accepting.join()
+        for each in self._connections:
+            _end(each)
+        for thread in self._threads:
+            thread.join()
+        for each in (self._listener, *self._connections):
+            each.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client = self._listener.accept()[0]
+                self._connections.append(client)
                 server = socket.create_connection(("127.0.0.1", self._target))
+                self._connections.append(server)
                 for each in (client, server):
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                ways = ((self._ask, (client, server)), (self._answer, (server, client)))
-                for way, ends in ways:
-                    threading.Thread(target=way, args=ends, daemon=True).start()
+                for way, ends in ((self._ask, (client, server)), (self._answer, (server, client))):
+                    self._threads.append(threading.Thread(target=way, args=ends, daemon=True))
+                    self._threads[-1].start()
 
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         try:

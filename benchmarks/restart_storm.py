@@ -62,7 +62,6 @@ START_STEP, STEPS = 5, 15
 PACE_S = 0.1
 SERVICE_S = 0.02
 IMPORTS_S = 120.0
-BYTES = 65536
 SLOW_DOWN = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"""
 # Headers that speak of one connection, not of the message; the length is told anew.
