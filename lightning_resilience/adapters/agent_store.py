@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from lightning_resilience.adapters.etcd_store import EtcdStore
+from lightning_resilience.adapters.store_discovery import open_url
 from lightning_resilience.adapters.telemetry import LoggingSink
 from lightning_resilience.adapters.torch_store import TorchStore
 from lightning_resilience.core.joining import OwnerRecord
@@ -26,6 +28,7 @@ from lightning_resilience.runtime.system import SystemClock, SystemDice
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from lightning_resilience.core.store_address import EtcdAddress
     from lightning_resilience.ports import SharedStore
     from lightning_resilience.protocols.effects import Protocol
 
@@ -61,6 +64,22 @@ class AgentStore:
     def at(cls, host: str, port: int, *, run_id: str) -> AgentStore:
         """Connect to a server; nothing is sent yet."""
         return cls(TorchStore.connect(host, port, timeout_s=_TIMEOUT_S), run_id=run_id)
+
+    @classmethod
+    def open(
+        cls, url: str, *, run_id: str, option: str = "LIGHTNING_RESILIENCE_STORE"
+    ) -> AgentStore:
+        """Connect to the store that a URL names; nothing is sent yet.
+
+        Raises:
+            ConfigError: The URL has another form; ``option`` is where it was given.
+        """
+        return cls(open_url(url, timeout_s=_TIMEOUT_S, option=option), run_id=run_id)
+
+    @classmethod
+    def within(cls, address: EtcdAddress, *, run_id: str, **options: Any) -> AgentStore:
+        """Connect to a directory of an etcd; nothing is sent yet."""
+        return cls(EtcdStore(address, timeout_s=_TIMEOUT_S, **options), run_id=run_id)
 
     @classmethod
     def of(cls, store: Store, *, run_id: str) -> AgentStore:
