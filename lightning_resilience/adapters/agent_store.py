@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from lightning_resilience.adapters.etcd_store import EtcdStore
 from lightning_resilience.adapters.store_discovery import open_url
 from lightning_resilience.adapters.telemetry import LoggingSink
 from lightning_resilience.adapters.torch_store import TorchStore
@@ -28,7 +27,6 @@ from lightning_resilience.runtime.system import SystemClock, SystemDice
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-    from lightning_resilience.core.store_address import EtcdAddress
     from lightning_resilience.ports import SharedStore
     from lightning_resilience.protocols.effects import Protocol
 
@@ -75,11 +73,6 @@ class AgentStore:
             ConfigError: The URL has another form; ``option`` is where it was given.
         """
         return cls(open_url(url, timeout_s=_TIMEOUT_S, option=option), run_id=run_id)
-
-    @classmethod
-    def within(cls, address: EtcdAddress, *, run_id: str, **options: Any) -> AgentStore:
-        """Connect to a directory of an etcd; nothing is sent yet."""
-        return cls(EtcdStore(address, timeout_s=_TIMEOUT_S, **options), run_id=run_id)
 
     @classmethod
     def of(cls, store: Store, *, run_id: str) -> AgentStore:

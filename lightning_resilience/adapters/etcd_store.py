@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.store_address import EtcdAddress
 
 
-__all__ = ["EtcdStore"]
+__all__ = ["KEEP_S", "EtcdStore"]
 
 KEEP_S: Final = 86400.0
 """How long a directory is kept after its last use, in seconds: a day, in which a job that a person
@@ -165,7 +165,8 @@ class EtcdStore:
             StoreUnavailableError: Etcd does not answer.
             ConfigError: What answers has no v2 API.
         """
-        self._run("lease", self._address.directory, lambda client: client.lease(self._keep_s))
+        self._renewed_at_s = -math.inf
+        self._run("lease", self._address.directory, lambda _: None)
 
     def watcher(self) -> EtcdStore:
         """A second connection to the same store, opened at its first operation."""

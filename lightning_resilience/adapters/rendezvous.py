@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from lightning_resilience.adapters import rendezvous_inner as within
-from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.agent_view import is_failing, worker_exits
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
 from lightning_resilience.adapters.rendezvous_end import leave
@@ -57,6 +56,7 @@ from lightning_resilience.runtime.system import SystemClock, SystemDice
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
+    from lightning_resilience.adapters.agent_store import AgentStore
     from lightning_resilience.core.restart import GoRecord, IncarnationRecord
 
 
@@ -263,7 +263,7 @@ class ResilientHandler(RendezvousHandler):
         """Learn the name of this start of the workers, and hand it on to them."""
         store = self._connection.store()
         before = "" if self._round is None else self._round.incarnation
-        names = AgentStore.of(info.store, run_id=self._run_id)
+        names = self._connection.names(info)
         try:
             if info.rank == 0:
                 found = names.run(name_round(nodes=info.world_size, before=before))
