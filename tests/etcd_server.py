@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 import uuid
@@ -34,17 +35,22 @@ class EtcdServer:
     Args:
         folder: For its data.
         options: More of its command line.
+        certificate: For an encrypted connection; its key is ``key.pem`` in the same folder.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.options = folder, options
+    def __init__(self, folder: Path, *options: str, certificate: Path | None = None) -> None:
+        self.folder, self.options, self.certificate = folder, list(options), certificate
+        if certificate is not None:
+            key = certificate.with_name("key.pem")
+            self.options += ["--cert-file", str(certificate), "--key-file", str(key)]
         self.port, peer = free_ports(2)
         self._peer = f"http://127.0.0.1:{peer}"
         self.start()
 
     def start(self) -> None:
         """Start it, the second time with what it held, at the same port."""
-        url = f"http://127.0.0.1:{self.port}"
+        scheme = "http" if self.certificate is None else "https"
+        url = f"{scheme}://127.0.0.1:{self.port}"
         command = ["etcd", "--data-dir", str(self.folder / "data"), *self.options]
         for name, value in {
             "listen-client-urls": url,
@@ -67,7 +73,14 @@ class EtcdServer:
             time.sleep(0.05)
 
     def _is_well(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection: http.client.HTTPConnection
+        if self.certificate is not None:
+            context = ssl.create_default_context(cafile=self.certificate)
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", self.port, timeout=5, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         try:
             connection.request("GET", "/health")
             return b'"true"' in connection.getresponse().read()

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lightning_resilience.adapters.etcd_client import EtcdClient, Written
+from lightning_resilience.adapters.knocking import knock
 from lightning_resilience.adapters.store_connection import StoreConnection, no_check
 from lightning_resilience.errors import ConfigError, CorruptRecordError, StoreUnavailableError
 
@@ -231,7 +232,13 @@ class EtcdStore:
 
 def _open(address: EtcdAddress, timeout_s: float, is_suspect: bool) -> EtcdClient:  # noqa: FBT001 - called by position
     del is_suspect
-    return EtcdClient(address, timeout_s=timeout_s)
+    try:
+        return EtcdClient(address, timeout_s=timeout_s)
+    except ConnectionRefusedError:
+        # A name may stand for several addresses, of which one has refused. It is known that no
+        # server is there once all have.
+        knock((address.host, address.port), timeout_s)
+        return EtcdClient(address, timeout_s=timeout_s)
 
 
 def _close_own(connections: dict[int, StoreConnection[EtcdClient]]) -> None:

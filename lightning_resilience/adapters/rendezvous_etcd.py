@@ -67,18 +67,27 @@ def require_client(inner: str) -> None:
         inner: Name of torch's backend.
 
     Raises:
-        ConfigError: It needs ``python-etcd``, which is not there or cannot be imported.
+        ConfigError: It needs ``python-etcd``, which is not there, or cannot work with the version
+            of ``urllib3`` that is.
     """
     if inner not in FILES:
         return
+    remedy = "Install what it needs with: pip install 'lightning-resilience[etcd]'."
     try:
         importlib.import_module("etcd")
+        response = importlib.import_module("urllib3.response").HTTPResponse
     except ImportError as error:
         message = (
             f"inner={inner!r} is not allowed here: torch needs the package python-etcd for it "
-            f"({error}). Install it with: pip install 'lightning-resilience[etcd]'."
+            f"({error}). {remedy}"
         )
         raise ConfigError(message) from error
+    if not hasattr(response, "getheader"):
+        message = (
+            f"inner={inner!r} is not allowed here: the package python-etcd, which torch needs for "
+            f"it, does not work with this version of urllib3, as with 2.6.0. {remedy}"
+        )
+        raise ConfigError(message)
 
 
 def address_in(
