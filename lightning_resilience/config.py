@@ -99,7 +99,7 @@ class Environment:
 
     Args:
         enabled: Whether anything is guarded: ``LIGHTNING_RESILIENCE``, on by default.
-        store: URL of the shared store, ``tcp://host:port``: ``LIGHTNING_RESILIENCE_STORE``.
+        store: URL of the shared store: ``LIGHTNING_RESILIENCE_STORE``.
         run_id: Name of this run, equal on all ranks: ``LIGHTNING_RESILIENCE_RUN_ID``, else what the
             launcher says (``TORCHELASTIC_RUN_ID`` unless it is "none", then ``SLURM_JOB_ID``).
         spool_dir: Parent of the staging folder: ``LIGHTNING_RESILIENCE_SPOOL_DIR``, else

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -24,6 +23,7 @@ from lightning_resilience.adapters.etcd_client import EtcdClient, Written
 from lightning_resilience.adapters.knocking import knock
 from lightning_resilience.adapters.store_connection import StoreConnection, no_check
 from lightning_resilience.errors import ConfigError, CorruptRecordError, StoreUnavailableError
+from lightning_resilience.runtime.system import SystemClock
 
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _RENEWALS: Final = 24
 
 _FEW: Final = 4
 """So many keys are read one by one; for more the whole directory is one request."""
+
+_CLOCK: Final = SystemClock()
 
 T = TypeVar("T")
 
@@ -220,7 +222,7 @@ class EtcdStore:
             raise StoreUnavailableError(text, is_refused=is_refused) from error
 
     def _renew(self) -> None:
-        now_s = time.monotonic()
+        now_s = _CLOCK.now_s()
         if now_s - self._renewed_at_s < self._keep_s / _RENEWALS:
             return
         self._connection().run(
@@ -287,10 +289,10 @@ def _add(client: EtcdClient, *, key: str, amount: int) -> int:
 
 
 def _wait(client: EtcdClient, *, key: str, timeout_s: float) -> bool:
-    ends_at_s = time.monotonic() + timeout_s
+    ends_at_s = _CLOCK.now_s() + timeout_s
     while True:
         node = client.read(key)
-        rest_s = ends_at_s - time.monotonic()
+        rest_s = ends_at_s - _CLOCK.now_s()
         if node.value is not None or rest_s <= 0:
             return node.value is not None
         client.wait(key, after=node.seen_at, timeout_s=rest_s)
