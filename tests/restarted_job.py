@@ -180,7 +180,13 @@ class Agents:
 
 
 def start_agents(
-    warm: WarmPython, job: Job, home: Path, *, plan: FaultPlan | None = None, **options: Any
+    warm: WarmPython,
+    job: Job,
+    home: Path,
+    *,
+    plan: FaultPlan | None = None,
+    port: int | None = None,
+    **options: Any,
 ) -> Agents:
     """Start two agents.
 
@@ -189,9 +195,10 @@ def start_agents(
         job: What their workers do.
         home: Folder for logs and reports.
         plan: The faults of the job's filesystem.
+        port: Where they meet; None for a free one, where one of them hosts the store.
         options: More options of the rendezvous.
     """
-    port = _free_port()
+    port = port or _free_port()
     plan = plan or FaultPlan.write(home / "no-faults")
     environment = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo"}

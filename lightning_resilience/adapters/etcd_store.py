@@ -7,6 +7,8 @@ Where etcd differs from the port, and what is done about it:
 * A condition that is not met is answered without the value that stood in its way, so that is read
   afterwards. What is read by then may be what was expected: then the write is tried again.
 * There are no counters: one is read, and written where nobody has written it since.
+* A server that refuses connections is not gone for good, as that of a ``TCPStore`` is: etcd comes
+  back with what it held. So nobody is told that it was refused, and nothing is deferred.
 * Etcd outlives the job. The directory has a time to live, which every handle that is used renews
   once in a while: what a job has left goes away some time after its last process.
 """
@@ -20,7 +22,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lightning_resilience.adapters.etcd_client import EtcdClient, Written
-from lightning_resilience.adapters.knocking import knock
 from lightning_resilience.adapters.store_connection import StoreConnection, no_check
 from lightning_resilience.errors import ConfigError, CorruptRecordError, StoreUnavailableError
 from lightning_resilience.runtime.system import SystemClock
@@ -218,8 +219,9 @@ class EtcdStore:
                 f"{operation} of {key!r} on {self._address.url} failed (timeout "
                 f"{self._timeout_s:g} s): {type(error).__name__}: {error}. {advice}"
             )
-            is_refused = isinstance(error, ConnectionRefusedError)
-            raise StoreUnavailableError(text, is_refused=is_refused) from error
+            # Never ``is_refused``, even where it was: that lets a rank conclude that the store is
+            # gone with what it held. Etcd comes back with it.
+            raise StoreUnavailableError(text) from error
 
     def _renew(self) -> None:
         now_s = _CLOCK.now_s()
@@ -234,13 +236,7 @@ class EtcdStore:
 
 def _open(address: EtcdAddress, timeout_s: float, is_suspect: bool) -> EtcdClient:  # noqa: FBT001 - called by position
     del is_suspect
-    try:
-        return EtcdClient(address, timeout_s=timeout_s)
-    except ConnectionRefusedError:
-        # A name may stand for several addresses, of which one has refused. It is known that no
-        # server is there once all have.
-        knock((address.host, address.port), timeout_s)
-        return EtcdClient(address, timeout_s=timeout_s)
+    return EtcdClient(address, timeout_s=timeout_s)
 
 
 def _close_own(connections: dict[int, StoreConnection[EtcdClient]]) -> None:

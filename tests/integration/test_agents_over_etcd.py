@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lightning_resilience.cli.releasing import Place, show
 from tests.etcd_server import etcd
+from tests.restarted_job import Fault, make_job
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.agents import Agents
     from tests.etcd_server import EtcdServer
+    from tests.two_agents import Launch
 
     Make = Callable[..., Agents]
 
@@ -64,7 +68,7 @@ def test_a_crash_is_one_restart_and_an_etcd_that_comes_back_ends_nothing(
 
 
 def test_a_short_outage_restarts_nothing_and_a_permanent_error_is_one_attempt(
-    etcd: EtcdServer, agents: Make
+    etcd: EtcdServer, agents: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Workers go on while etcd is away for less than a node may be silent; 78 on both agents."""
     job = job_in(
@@ -86,6 +90,9 @@ def test_a_short_outage_restarts_nothing_and_a_permanent_error_is_one_attempt(
     assert [each[0].number for each in job.rounds()] == [1, 2]
     assert job.restarts().restarts == 1
     assert all("TypeError: no such option" in job.reason(node)["reason"] for node in range(2))
+    place = Place(run_id=job.run_id, store=job.store_url, restarts=None)
+    assert show(place, as_json=False) == 1
+    assert "ended: 78" in capsys.readouterr().out
 
 
 def test_the_older_backend_restarts_and_ends_alike(etcd: EtcdServer, agents: Make) -> None:
@@ -104,3 +111,17 @@ def test_the_older_backend_restarts_and_ends_alike(etcd: EtcdServer, agents: Mak
     assert [[start.number for start in each] for each in job.rounds()] == [[1, 1], [2, 2]]
     assert job.restarts().restarts == 1
     assert {start.store for start in job.starts()} == {job.store_url}
+
+
+def test_workers_report_and_agree_by_way_of_etcd(
+    etcd: EtcdServer, launch: Launch, tmp_path: Path
+) -> None:
+    """A training saves together, and its agents learn at which step it has failed, and why."""
+    job = make_job(f"{tmp_path}/checkpoints", Fault(rank=1, at=(5,), kind="TypeError"), steps=8)
+
+    agents = launch(job, port=etcd.port, inner="etcd-v2")
+
+    assert agents.wait() == [78, 78], agents.told()
+    assert agents.starts == [2]
+    assert "failed first, after step 5, with TypeError: the batch is bad" in agents.reason(0)
+    assert list((tmp_path / "checkpoints").rglob("*.ckpt"))

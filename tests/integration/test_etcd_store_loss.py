@@ -74,7 +74,9 @@ def test_an_etcd_that_died_is_noticed_and_found_again(etcd: EtcdServer, store: E
     etcd.start()
 
     assert all(f"etcd://127.0.0.1:{etcd.port}/" in str(error) for error in errors)
-    assert all(error.is_refused for error in errors[1:])
+    assert all("Connection refused" in str(error) for error in errors[1:])
+    # It comes back with what it held, so nobody may take it for gone.
+    assert not any(error.is_refused for error in errors)
     assert store.compare_and_set("k", b"before", b"after") == b"after"
     assert store.add("n", 2) == 2
     watcher.close()
@@ -96,7 +98,7 @@ def test_a_restart_between_two_operations_is_not_even_noticed(
 
 
 def test_a_frozen_etcd_blocks_nobody_for_longer_than_the_timeout(etcd: EtcdServer) -> None:
-    """It is silent, which is not a refusal, and costs no thread more."""
+    """Each caller has its timeout, and no thread is left behind."""
     store = EtcdStore(etcd.address(), timeout_s=0.5)
     patient = EtcdStore(store._address, timeout_s=HANG_S)
     patient.set("untouched", b"before")
@@ -104,16 +106,13 @@ def test_a_frozen_etcd_blocks_nobody_for_longer_than_the_timeout(etcd: EtcdServe
     etcd.freeze()
 
     threads_before = threading.active_count()
-    errors = []
     for operation in operations(store)[:-1]:
-        with pytest.raises(StoreUnavailableError, match="failed") as raised:
+        with pytest.raises(StoreUnavailableError, match="failed"):
             operation()
-        errors.append(raised.value)
     threads_after = threading.active_count()
     etcd.thaw()
 
     assert threads_after == threads_before
-    assert not any(error.is_refused for error in errors)
     assert patient.get("untouched") == b"before"
     store.close()
     patient.close()
