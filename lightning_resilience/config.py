@@ -20,7 +20,6 @@ import dataclasses
 import enum
 import inspect
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -33,6 +32,7 @@ from lightning_resilience.core.joint import JointConfig
 from lightning_resilience.core.restart_config import RestartConfig
 from lightning_resilience.core.retry import RetryPolicy
 from lightning_resilience.core.spool import SpoolConfig
+from lightning_resilience.core.store_address import check_store_url, parse_store_url
 from lightning_resilience.core.validation import check_at_least, check_less
 from lightning_resilience.errors import ConfigError
 
@@ -66,10 +66,6 @@ CONFIGS: Final[tuple[type[Any], ...]] = (
 
 _ON: Final = ("on", "1", "true", "yes")
 _OFF: Final = ("off", "0", "false", "no")
-_LARGEST_PORT: Final = 65535
-_STORE_URL: Final = re.compile(
-    r"tcp://(?:\[(?P<bracketed>[0-9a-fA-F:.]+)\]|(?P<host>[\w.-]+)):(?P<port>[0-9]{1,5})/?"
-)
 # A window must outlast this many attempts that hang until they are abandoned, with the waits
 # between them; in a shorter one the first is forgotten before the last, and hangs never trip.
 _HANGS_IN_WINDOW: Final = 3
@@ -103,7 +99,7 @@ class Environment:
 
     Args:
         enabled: Whether anything is guarded: ``LIGHTNING_RESILIENCE``, on by default.
-        store: URL of the shared store, ``tcp://host:port``: ``LIGHTNING_RESILIENCE_STORE``.
+        store: URL of the shared store: ``LIGHTNING_RESILIENCE_STORE``.
         run_id: Name of this run, equal on all ranks: ``LIGHTNING_RESILIENCE_RUN_ID``, else what the
             launcher says (``TORCHELASTIC_RUN_ID`` unless it is "none", then ``SLURM_JOB_ID``).
         spool_dir: Parent of the staging folder: ``LIGHTNING_RESILIENCE_SPOOL_DIR``, else
@@ -141,7 +137,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
     store = first("LIGHTNING_RESILIENCE_STORE")
     if store is not None:
-        parse_store_url(store, option="LIGHTNING_RESILIENCE_STORE")
+        check_store_url(store, option="LIGHTNING_RESILIENCE_STORE")
     # torchrun's own default for a run without --rdzv-id is the word "none", equal for every job.
     launched = first("TORCHELASTIC_RUN_ID")
     run_id = first("LIGHTNING_RESILIENCE_RUN_ID") or (launched if launched != "none" else None)
@@ -168,40 +164,14 @@ def _parse_switch(name: str, text: str) -> bool:
     raise ConfigError(message)
 
 
-def parse_store_url(url: str, *, option: str = "store") -> tuple[str, int]:
-    """Return host and port of a shared store's URL.
-
-    Args:
-        url: ``tcp://host:port``; an IPv6 address stands in brackets.
-        option: Name of the option it came from, for the error.
-
-    Returns:
-        Host, without brackets, and port.
-
-    Raises:
-        ConfigError: The URL has another form.
-    """
-    found = _STORE_URL.fullmatch(url)
-    port = int(found["port"]) if found else 0
-    if found is None or not 0 < port <= _LARGEST_PORT:
-        # The value may hold a password by mistake, in front of the host or behind the port.
-        shown = re.sub(r"(?<=//)[^/]*@|[?#].*", "", url)
-        message = (
-            f"{option}={shown!r} is not allowed: it must be tcp://HOST:PORT with a port from 1 to "
-            f"{_LARGEST_PORT}, for example tcp://host0:29400."
-        )
-        raise ConfigError(message)
-    return found["bracketed"] or found["host"], port
-
-
 def check_store(store: S) -> S:
-    """Refuse a store URL that has another form than ``tcp://host:port``; pass the rest through.
+    """Refuse a store URL of a form that no store has; pass the rest through.
 
     Raises:
         ConfigError: ``store`` is a text of another form.
     """
     if isinstance(store, str):
-        parse_store_url(store)
+        check_store_url(store)
     return store
 
 

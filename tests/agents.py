@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from lightning_resilience.adapters.torch_store import TorchStore
+from lightning_resilience.adapters.store_discovery import open_url
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import decode
@@ -39,6 +39,7 @@ from tests.warm_python import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from lightning_resilience.ports import SharedStore
     from tests.warm_python import Process, WarmPython
 
 
@@ -216,6 +217,7 @@ class Agents:
         max_restarts: Torch's own limit, of each agent.
         run_id: Name of the job.
         port: Of the store; a free one.
+        store_url: Of the job's records; None for those of the store at ``port``.
     """
 
     warm: WarmPython
@@ -226,6 +228,7 @@ class Agents:
     max_restarts: int = 10
     run_id: str = "job"
     port: int = field(default_factory=free_port)
+    store_url: str | None = None
 
     def __post_init__(self) -> None:
         self.agents: dict[int, Process] = {}
@@ -355,9 +358,9 @@ class Agents:
         for pid in children_of(self.agents[node].pid):
             os.kill(pid, signal.SIGKILL)
 
-    def store(self) -> TorchStore:
+    def store(self) -> SharedStore:
         """Return a connection of the test's own to the job's store."""
-        return TorchStore.connect("127.0.0.1", self.port, timeout_s=WITHIN_S)
+        return open_url(self.store_url or f"tcp://127.0.0.1:{self.port}", timeout_s=WITHIN_S)
 
     def restarts(self) -> RestartRecord:
         """Return the record of restarts, as it is in the store now."""

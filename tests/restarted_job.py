@@ -229,6 +229,7 @@ def start_agents(
     home: Path,
     *,
     plan: FaultPlan | None = None,
+    port: int | None = None,
     workers: int = 1,
     environment: Mapping[str, str] | None = None,
     **options: Any,
@@ -240,11 +241,12 @@ def start_agents(
         job: What their workers do.
         home: Folder for logs and reports.
         plan: The faults of the job's filesystem.
+        port: Where they meet; None for a free one, where one of them hosts the store.
         workers: How many there are on each node.
         environment: More variables.
         options: More options of the rendezvous.
     """
-    port = free_port()
+    port = port or free_port()
     plan = plan or FaultPlan.write(home / "no-faults")
     variables = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
     variables |= {"GLOO_SOCKET_IFNAME": "lo", **(environment or {})}

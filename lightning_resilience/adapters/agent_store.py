@@ -12,6 +12,7 @@ import os
 import platform
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from lightning_resilience.adapters.store_discovery import open_url
 from lightning_resilience.adapters.telemetry import LoggingSink
 from lightning_resilience.adapters.torch_store import TorchStore
 from lightning_resilience.core.joining import OwnerRecord
@@ -61,6 +62,17 @@ class AgentStore:
     def at(cls, host: str, port: int, *, run_id: str) -> AgentStore:
         """Connect to a server; nothing is sent yet."""
         return cls(TorchStore.connect(host, port, timeout_s=_TIMEOUT_S), run_id=run_id)
+
+    @classmethod
+    def open(
+        cls, url: str, *, run_id: str, option: str = "LIGHTNING_RESILIENCE_STORE"
+    ) -> AgentStore:
+        """Connect to the store that a URL names; nothing is sent yet.
+
+        Raises:
+            ConfigError: The URL has another form; ``option`` is where it was given.
+        """
+        return cls(open_url(url, timeout_s=_TIMEOUT_S, option=option), run_id=run_id)
 
     @classmethod
     def of(cls, store: Store, *, run_id: str) -> AgentStore:

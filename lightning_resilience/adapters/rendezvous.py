@@ -261,7 +261,11 @@ class ResilientHandler(RendezvousHandler):
         """Learn the name of this start of the workers, and hand it on to them."""
         store = self._connection.store()
         before = "" if self._round is None else self._round.incarnation
-        found = name_of_round(info, store, self._options, before=before)
+        names = self._connection.names(info)
+        try:
+            found = name_of_round(info, store, names, options=self._options, before=before)
+        finally:
+            names.close()
         self._look_who_is_here(store)
         # Order: before the look at the record, so that whoever leaves there says which node it is.
         self._round, self._node = found, info.rank

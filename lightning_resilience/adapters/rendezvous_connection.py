@@ -19,9 +19,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from lightning_resilience.adapters import rendezvous_inner as within
+from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
-from lightning_resilience.config import parse_store_url
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
@@ -81,6 +80,12 @@ class Connection:
         self._parameters = parameters
         self._options = options
         self._named_store = named_store
+        self._etcd = in_etcd.address_in(
+            parameters.endpoint,
+            run_id=parameters.run_id,
+            inner=options.inner,
+            options=options.forwarded,
+        )
         self._handler: RendezvousHandler | None = None
         self._store: AgentStore | None = None
 
@@ -103,14 +108,17 @@ class Connection:
         """
         if self._handler is None:
             try:
-                found = within.make_inner(
-                    self._parameters, self._options.inner, self._options.forwarded
-                )
+                with in_etcd.understood():
+                    found = within.make_inner(
+                        self._parameters, self._options.inner, self._options.forwarded
+                    )
             except (ValueError, TypeError, KeyError) as error:
                 _log.error("%s", error)
                 raise SystemExit(int(ExitCode.USAGE)) from error
             # Order: before the handler's first look at the nodes.
             within.judge_by_own_sight(found, grace_s=self._options.grace_s)
+            if self._etcd is not None:
+                within.own_rounds(found, in_etcd.rounds_of(self._etcd).directory)
             self._handler = found
         return self._handler
 
@@ -119,6 +127,8 @@ class Connection:
 
         Raises:
             RendezvousConnectionError: As ``handler``.
+            StoreUnavailableError: Etcd does not answer.
+            SystemExit: 64, where what answers is not the etcd that is needed.
         """
         if self._store is None:
             self._store = self._connected()
@@ -127,8 +137,9 @@ class Connection:
     def _connected(self) -> AgentStore:
         run_id = self._parameters.run_id
         if self._named_store is not None:
-            host, port = parse_store_url(self._named_store)
-            return AgentStore.at(host, port, run_id=run_id)
+            return AgentStore.open(self._named_store, run_id=run_id)
+        if self._etcd is not None:
+            return AgentStore(in_etcd.opened(self._etcd), run_id=run_id)
         address = self._address
         if address is not None:
             return AgentStore.at(*address, run_id=run_id)
@@ -138,6 +149,18 @@ class Connection:
             raise RendezvousConnectionError(message)
         return AgentStore.of(store, run_id=run_id)
 
+    def names(self, info: RendezvousInfo) -> AgentStore:
+        """Return a connection to the store of one round, in which node 0 names it.
+
+        Args:
+            info: What joining has returned.
+        """
+        if self._etcd is None:
+            return AgentStore.of(info.store, run_id=self.run_id)
+        address, prefix = in_etcd.place_of_names(self.handler(), info, self._etcd)
+        store = in_etcd.opened(address, prefix=prefix, keep_s=in_etcd.ROUNDS_KEEP_S)
+        return AgentStore(store, run_id=self.run_id)
+
     @property
     def _address(self) -> tuple[str, int] | None:
         return within.address_of(self.handler())
@@ -145,6 +168,8 @@ class Connection:
     @property
     def url(self) -> str | None:
         """Where workers find the job's store; None where they cannot reach it by an address."""
+        if self._etcd is not None:
+            return self._etcd.url
         address = self._address
         if address is None:
             return None
@@ -170,7 +195,10 @@ class Connection:
             if text:
                 raise ForeignStoreError(text)
         within.renew_workers_store(handler)
-        return within.with_own_client(handler.next_rendezvous())
+        if self._etcd is not None:
+            in_etcd.opened(in_etcd.rounds_of(self._etcd), keep_s=in_etcd.ROUNDS_KEEP_S).close()
+        with in_etcd.understood():
+            return within.with_own_client(handler.next_rendezvous())
 
     def is_closed(self) -> bool:
         """Tell whether the rendezvous is closed; not, as long as nobody can be asked."""

@@ -10,6 +10,7 @@ private name                          where a version of torch has it no more
 ``_state_holder._sanitize``           a node lives as torch judges it: by the clocks of two hosts
 ``_store``                            our records have to have a store of their own
 ``_backend._store``                   a broken connection is a lost store: all join anew
+``_backend._client``                  over etcd all runs keep what agents tell each other together
 ``_stop_heartbeats``                  a node that has left counts as present for some seconds more
 ``_bootstrap_store_info``             a node that comes later waits for an address in vain, as ever
 ====================================  ==============================================================
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import importlib
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -52,6 +54,7 @@ __all__ = [
     "judge_by_own_sight",
     "make_inner",
     "members",
+    "own_rounds",
     "participants",
     "reconnect",
     "renew_workers_store",
@@ -62,6 +65,8 @@ __all__ = [
 
 _NO_SERVER: Final = "server=<nullptr>"
 _CONNECT_S: Final = 1.0
+_AGENTS_S: Final = 60.0
+"""How long agents wait for each other's keys, in seconds; as long as for an answer of c10d."""
 _LONG_PAST: Final = dt.timedelta(days=1)
 
 
@@ -206,6 +211,25 @@ def _timeout_of(store: TCPStore) -> dt.timedelta:
     # Missing in the stub only.
     found: dt.timedelta = store.timeout  # type: ignore[attr-defined]
     return found
+
+
+def own_rounds(handler: RendezvousHandler, directory: str) -> None:
+    """Give the agents of a run a directory of their own for torch's store over etcd.
+
+    Torch has one for all runs. It reads the whole of that for each key, and removes nothing in it.
+
+    Args:
+        handler: Torch's handler.
+        directory: Path of the directory.
+    """
+    backend = getattr(getattr(handler, "_state_holder", None), "_backend", None)
+    client = getattr(backend, "_client", None)
+    if client is None:
+        return
+    # Not at the top: it imports torch's client for etcd, which not everybody has.
+    kind = importlib.import_module("torch.distributed.elastic.rendezvous.etcd_store").EtcdStore
+    store = kind(client, directory, timeout=dt.timedelta(seconds=_AGENTS_S))
+    handler._store = store  # type: ignore[attr-defined]
 
 
 def stop(handler: RendezvousHandler) -> None:

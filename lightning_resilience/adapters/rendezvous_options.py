@@ -14,6 +14,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from lightning_resilience.adapters.rendezvous_etcd import FILES, require_client
 from lightning_resilience.config import build, refuse_unknown
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.restart_config import RestartConfig
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["INNER", "RendezvousOptions"]
 
-INNER: Final = ("c10d", "static")
-"""Backends of torch that can be within: those whose store can hold our records as well."""
+INNER: Final = ("c10d", "static", "etcd-v2", "etcd")
+"""Backends of torch that can be within: those with a server that can hold our records as well."""
 
 _DYNAMIC: Final = (
     "join_timeout",
@@ -44,6 +45,8 @@ _DYNAMIC: Final = (
 _FORWARDED: Final = {
     "c10d": (*_DYNAMIC, "is_host", "store_type"),
     "static": ("timeout", "rank"),
+    "etcd-v2": (*_DYNAMIC, "protocol", *FILES["etcd-v2"]),
+    "etcd": ("timeout", "last_call_timeout", "etcd_prefix", "protocol", *FILES["etcd"]),
 }
 _TEXTS: Final = ("inner", "storage", "restarts", "termination_log")
 _SWITCHES: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
@@ -90,6 +93,7 @@ class RendezvousOptions:
         """
         inner = str(given.get("inner", "c10d"))
         check_choice("inner", inner, choices=INNER)
+        require_client(inner)
         own = {
             "restart": tuple(each.name for each in dataclasses.fields(RestartConfig)),
             "breaker": tuple(each.name for each in dataclasses.fields(BreakerConfig)),
@@ -137,7 +141,8 @@ class RendezvousOptions:
     @property
     def join_s(self) -> float:
         """For how long an agent tries to join, in seconds."""
-        return float(self.forwarded.get("join_timeout", _JOIN_S))
+        name = "timeout" if self.inner == "etcd" else "join_timeout"
+        return float(self.forwarded.get(name, _JOIN_S))
 
 
 def _built(kind: type[C], given: Mapping[str, Any], names: tuple[str, ...]) -> C:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from torch.distributed import DistStoreError
 
-from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.rendezvous_etcd import understood
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.incarnation import ROUND_KEY, announce, name_round, read_name
 
@@ -24,6 +24,7 @@ from lightning_resilience.protocols.incarnation import ROUND_KEY, announce, name
 if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo
 
+    from lightning_resilience.adapters.agent_store import AgentStore
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
     from lightning_resilience.core.restart import IncarnationRecord
 
@@ -36,13 +37,19 @@ _SLICE_S: Final = 1.0
 
 
 def name_of_round(
-    info: RendezvousInfo, store: AgentStore, options: RendezvousOptions, *, before: str
+    info: RendezvousInfo,
+    store: AgentStore,
+    names: AgentStore,
+    *,
+    options: RendezvousOptions,
+    before: str,
 ) -> IncarnationRecord:
     """Return the name of the start of the workers that begins, once all its nodes are there.
 
     Args:
         info: The round, as torch's handler has found it.
         store: The job's.
+        names: The round's own.
         options: Checked options.
         before: The incarnation before, as this agent knows it; empty for the first.
 
@@ -50,20 +57,18 @@ def name_of_round(
         StoreUnavailableError: A node has gone, or a store does not answer: the round has to be
             made anew.
         RuntimeError: As torch says that the store has gone.
+        RendezvousConnectionError: Etcd has not answered.
     """
-    info.store.set(f"{_HERE}{info.rank}", "1")
-    names = AgentStore.of(info.store, run_id=store.run_id)
-    try:
-        if info.rank == 0:
-            others = [f"{_HERE}{rank}" for rank in range(1, info.world_size)]
-            _await(info, others, names, within_s=options.naming_s)
-            found = names.run(name_round(nodes=info.world_size, before=before))
-            store.run(announce(store.keys(""), found))
-            return found
-        _await(info, [ROUND_KEY], names, within_s=options.named_s)
-        return names.run(read_name(deadline_at_s=names.now_s()))
-    finally:
-        names.close()
+    with understood():
+        info.store.set(f"{_HERE}{info.rank}", "1")
+    if info.rank == 0:
+        others = [f"{_HERE}{rank}" for rank in range(1, info.world_size)]
+        _await(info, others, names, within_s=options.naming_s)
+        found = names.run(name_round(nodes=info.world_size, before=before))
+        store.run(announce(store.keys(""), found))
+        return found
+    _await(info, [ROUND_KEY], names, within_s=options.named_s)
+    return names.run(read_name(deadline_at_s=names.now_s()))
 
 
 def _await(info: RendezvousInfo, keys: list[str], clock: AgentStore, *, within_s: float) -> None:
@@ -71,8 +76,9 @@ def _await(info: RendezvousInfo, keys: list[str], clock: AgentStore, *, within_s
     rest_s = within_s
     while keys:
         try:
-            info.store.wait(keys, dt.timedelta(seconds=min(rest_s, _SLICE_S)))
-        except DistStoreError as error:
+            with understood(LookupError):
+                info.store.wait(keys, dt.timedelta(seconds=min(rest_s, _SLICE_S)))
+        except (DistStoreError, LookupError) as error:
             rest_s = ends_at_s - clock.now_s()
             if rest_s > 0:
                 continue

@@ -25,7 +25,7 @@ import queue
 import re
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from torch.distributed import DistStoreError
 
@@ -46,6 +46,7 @@ _PIECE_S = 0.2
 _UNDISTURBED_PIECES = 3
 """An answer takes less than a millisecond: who has waited for this many pieces looks around."""
 
+C = TypeVar("C")
 T = TypeVar("T")
 
 
@@ -101,7 +102,7 @@ class _Request:
 
     __slots__ = ("abandoned", "error", "finished", "repeatable", "value", "work")
 
-    def __init__(self, work: Callable[[StoreClient], Any], *, repeatable: bool) -> None:
+    def __init__(self, work: Callable[[Any], Any], *, repeatable: bool) -> None:
         self.work = work
         self.repeatable = repeatable
         self.finished = threading.Event()
@@ -110,7 +111,7 @@ class _Request:
         self.error: BaseException | None = None
 
 
-class StoreConnection:
+class StoreConnection(Generic[C]):
     """A client of a store, opened at the first operation and again after each failure.
 
     Args:
@@ -119,6 +120,7 @@ class StoreConnection:
         label: The store's name in errors.
         check: Called several times a second by whoever waits for an answer for longer than half a
             second; what it raises ends the wait.
+        cut: Ends what a client is doing, from another thread; by default as one of torch's can be.
 
     Note:
         Any thread may call; operations run one after the other.
@@ -126,26 +128,26 @@ class StoreConnection:
 
     def __init__(
         self,
-        open_client: Callable[[bool], StoreClient],
+        open_client: Callable[[bool], C],
         *,
         label: str,
         check: Callable[[], None] = no_check,
+        cut: Callable[[C], None] | None = None,
     ) -> None:
         self._open_client = open_client
         self._label = label
         self._check = check
+        self._cut = cut or _cut
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         # Reentrant because the garbage collector may close another connection at any allocation.
         self._guard = threading.RLock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._busy: tuple[_Request, StoreClient] | None = None
-        self._client: StoreClient | None = None
+        self._busy: tuple[_Request, C] | None = None
+        self._client: C | None = None
         self._is_suspect = False
 
-    def run(
-        self, work: Callable[[StoreClient], T], *, patience_s: float, repeatable: bool = True
-    ) -> T:
+    def run(self, work: Callable[[C], T], *, patience_s: float, repeatable: bool = True) -> T:
         """Run ``work`` on the client and return what it returned.
 
         Args:
@@ -181,7 +183,7 @@ class StoreConnection:
                 return
             self._closed = True
             if self._busy is not None:
-                _cut(self._busy[1])
+                self._cut(self._busy[1])
             thread = self._thread
         self._requests.put(None)
         if thread is not None and thread is not threading.current_thread():
@@ -212,7 +214,7 @@ class StoreConnection:
         with self._guard:
             request.abandoned = True
             if self._busy is not None and self._busy[0] is request:
-                _cut(self._busy[1])
+                self._cut(self._busy[1])
 
     def _serve(self) -> None:
         while True:
@@ -250,7 +252,7 @@ class StoreConnection:
                     raise
             may_repeat = False
 
-    def _operate(self, request: _Request, client: StoreClient) -> Any:
+    def _operate(self, request: _Request, client: C) -> Any:
         with self._guard:
             # Invariant: whoever is abandoned or closed from here on finds something to cut.
             if request.abandoned or self._closed:
@@ -262,7 +264,7 @@ class StoreConnection:
             with self._guard:
                 self._busy = None
 
-    def _connected(self) -> StoreClient:
+    def _connected(self) -> C:
         if self._closed:
             raise _closed_error(self._label)
         if self._client is None:
@@ -276,7 +278,7 @@ def _closed_error(label: str) -> StoreUnavailableError:
     return StoreUnavailableError(f"the connection to {label} is closed; open a new one")
 
 
-def _cut(client: StoreClient) -> None:
+def _cut(client: object) -> None:
     """Shut down the client's socket, so that the operation blocked on it fails now.
 
     Torch offers no way to interrupt a client, but names its file descriptor in its ``repr``. A

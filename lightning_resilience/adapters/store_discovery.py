@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
+from lightning_resilience.adapters.etcd_store import EtcdStore
 from lightning_resilience.adapters.store_connection import no_check
 from lightning_resilience.adapters.torch_store import TorchStore, innermost_store
-from lightning_resilience.config import parse_store_url
+from lightning_resilience.core.store_address import is_etcd_url, parse_etcd_url, parse_store_url
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.ports import SharedStore
 from lightning_resilience.runtime.memory import MemoryStore
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-__all__ = ["default_store", "open_store", "store_of_default_group"]
+__all__ = ["default_store", "open_store", "open_url", "store_of_default_group"]
 
 
 def store_of_default_group(
@@ -58,6 +59,31 @@ def store_of_default_group(
     return TorchStore.wrap(inner, timeout_s=timeout_s, check=check)
 
 
+def open_url(
+    url: str,
+    *,
+    timeout_s: float = 5.0,
+    check: Callable[[], None] = no_check,
+    option: str = "store",
+) -> TorchStore | EtcdStore:
+    """The store that a URL names; nothing is sent yet.
+
+    Args:
+        url: ``tcp://host:port``, ``etcd://host:port/directory`` or ``etcds://…``.
+        timeout_s: Seconds that an operation may take.
+        check: Called while an answer is late; what it raises ends the wait.
+        option: Name of the option it came from, for the error.
+
+    Raises:
+        ConfigError: The URL has another form.
+    """
+    if is_etcd_url(url):
+        address = parse_etcd_url(url, option=option)
+        return EtcdStore(address, timeout_s=timeout_s, check=check)
+    host, port = parse_store_url(url, option=option)
+    return TorchStore.connect(host, port, timeout_s=timeout_s, check=check)
+
+
 def open_store(
     store: SharedStore | Store | str | None,
     *,
@@ -82,8 +108,7 @@ def open_store(
         Nothing is sent: a store that is away is noticed by the first operation.
     """
     if isinstance(store, str):
-        host, port = parse_store_url(store)
-        return TorchStore.connect(host, port, timeout_s=timeout_s, check=check)
+        return open_url(store, timeout_s=timeout_s, check=check)
     if isinstance(store, SharedStore):
         # A handle of our own: who closes it must not close the user's.
         return store.watcher()

@@ -113,7 +113,7 @@ class TorchStore:
         self._timeout_s = timeout_s
         self._check = check
         # One connection a process: what a parent opened is not the child's to use.
-        self._connections: dict[int, StoreConnection] = {}
+        self._connections: dict[int, StoreConnection[StoreClient]] = {}
         # Also at exit: a thread inside torch at the interpreter's shutdown can abort the process.
         self._close_all = weakref.finalize(self, _close_own, self._connections)
 
@@ -244,7 +244,7 @@ class TorchStore:
         """Drop the connection; operations in progress and later ones raise. Idempotent."""
         self._connection().close()
 
-    def _connection(self) -> StoreConnection:
+    def _connection(self) -> StoreConnection[StoreClient]:
         pid = os.getpid()
         connection = self._connections.get(pid)
         if connection is None:
@@ -310,7 +310,7 @@ def innermost_store(store: Store) -> Store:
     return store
 
 
-def _close_own(connections: dict[int, StoreConnection]) -> None:
+def _close_own(connections: dict[int, StoreConnection[StoreClient]]) -> None:
     connection = connections.get(os.getpid())
     if connection is not None:
         connection.close()

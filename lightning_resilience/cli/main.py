@@ -115,7 +115,7 @@ def serve(
 
 
 RunId = Annotated[str, typer.Option("--run-id", help="Name of the run (--rdzv-id).")]
-Store = Annotated[str | None, typer.Option(help="tcp://HOST:PORT of the shared store.")]
+Store = Annotated[str | None, typer.Option(help="URL of the shared store, tcp://HOST:PORT.")]
 Restarts = Annotated[
     str | None, typer.Option(help="URL of the directory that the job was given as restarts.")
 ]

@@ -13,7 +13,6 @@ import typer
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.rendezvous_gate import mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
-from lightning_resilience.config import parse_store_url
 from lightning_resilience.core.exit_codes import ExitCode, words_of
 from lightning_resilience.errors import ConfigError, ResilienceError
 from lightning_resilience.protocols import restart_record
@@ -54,8 +53,7 @@ class Place:
         if self.store is None:
             store = AgentStore(MemoryStore(), run_id=self.run_id)
         else:
-            host, port = parse_store_url(self.store, option="--store")
-            store = AgentStore.at(host, port, run_id=self.run_id)
+            store = AgentStore.open(self.store, run_id=self.run_id, option="--store")
         mirror = mirror_of(RendezvousOptions(restarts=self.restarts), store)
         return store, Memory(store.keys(""), mirror=mirror)
 

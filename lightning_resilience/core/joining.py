@@ -140,8 +140,8 @@ def ending_of(
     reason = f"This agent could not join at {endpoint} within {elapsed_s:.0f} s: {text}."
     if failure is JoinFailure.UNREACHABLE and is_first:
         reason += (
-            " Where no node hosts the store, none has found that the endpoint is its own: set "
-            "is_host=1 in --rdzv-conf on that node."
+            " With inner=c10d a node hosts the store: where none has found that the endpoint is "
+            "its own, set is_host=1 in --rdzv-conf on that node."
         )
     return Ending(code=ExitCode.OUTAGE, reason=reason)
 

@@ -70,7 +70,9 @@ def test_several_urls_of_storage_are_separated() -> None:
         ({"restart_quota": "2.5"}, "restart_quota=2.5"),
         ({"restart_quota": "-1"}, "restart_quota=-1"),
         ({"gate_deadline_s": "0"}, "gate_deadline_s=0"),
-        ({"inner": "etcd-v2"}, "inner='etcd-v2'"),
+        ({"inner": "etcd-v2", "is_host": "1"}, "is_host"),
+        ({"inner": "etcd", "keep_alive_interval": "1"}, "keep_alive_interval"),
+        ({"inner": "etcd", "ca_cert": "/ca.pem"}, "Did you mean 'cacert'?"),
     ],
 )
 def test_what_is_not_allowed_is_refused_before_anything_starts(
@@ -95,3 +97,9 @@ def test_who_names_a_round_is_waited_for_as_long_as_a_node_may_be_silent() -> No
     assert read().named_s == 30.0
     assert read(join_timeout=7).naming_s == 7.0
     assert read(inner="static").naming_s == read().join_s
+
+
+def test_the_older_backend_over_etcd_has_its_own_name_for_the_time_to_join() -> None:
+    """What torch's launcher adds for all backends is what that one waits for."""
+    assert read(inner="etcd", timeout=900).join_s == 900.0
+    assert read(inner="etcd-v2", timeout=900, join_timeout=7).join_s == 7.0

@@ -18,6 +18,8 @@ from lightning_resilience.errors import StoreUnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    Connection = StoreConnection[Any]
+
 
 HANG_S = 20.0
 
@@ -44,7 +46,7 @@ def world() -> World:
 
 
 @pytest.fixture
-def connection(world: World) -> Iterator[StoreConnection]:
+def connection(world: World) -> Iterator[Connection]:
     """A connection that was not used yet."""
     made = StoreConnection(world.open_client, label="test")
 
@@ -65,16 +67,14 @@ def failing(*errors: BaseException) -> Callable[[Any], Any]:
     return work
 
 
-def test_nothing_is_opened_before_the_first_operation(
-    world: World, connection: StoreConnection
-) -> None:
+def test_nothing_is_opened_before_the_first_operation(world: World, connection: Connection) -> None:
     """Making a connection costs the server nothing; closing an unused one neither."""
     connection.close()
 
     assert world.suspects == []
 
 
-def test_one_client_serves_all_operations(connection: StoreConnection) -> None:
+def test_one_client_serves_all_operations(connection: Connection) -> None:
     """A connection that works is kept."""
     answers = [connection.run(failing(), patience_s=HANG_S) for _ in range(3)]
 
@@ -82,7 +82,7 @@ def test_one_client_serves_all_operations(connection: StoreConnection) -> None:
 
 
 def test_a_broken_client_is_replaced_and_the_operation_repeated(
-    world: World, connection: StoreConnection
+    world: World, connection: Connection
 ) -> None:
     """One break is not seen by the caller; the second client is asked for with suspicion."""
     answer = connection.run(failing(DistNetworkError("Broken pipe")), patience_s=HANG_S)
@@ -91,7 +91,7 @@ def test_a_broken_client_is_replaced_and_the_operation_repeated(
     assert world.suspects == [False, True]
 
 
-def test_an_operation_is_repeated_once(world: World, connection: StoreConnection) -> None:
+def test_an_operation_is_repeated_once(world: World, connection: Connection) -> None:
     """The second break in a row is the caller's, and the next operation connects first."""
     breaks = [DistNetworkError("one"), DistNetworkError("two")]
     with pytest.raises(DistNetworkError, match="two"):
@@ -101,14 +101,14 @@ def test_an_operation_is_repeated_once(world: World, connection: StoreConnection
     assert world.suspects == [False, True, True]
 
 
-def test_what_may_not_be_repeated_is_not(connection: StoreConnection) -> None:
+def test_what_may_not_be_repeated_is_not(connection: Connection) -> None:
     """The first break is the caller's."""
     with pytest.raises(DistNetworkError):
         connection.run(failing(DistNetworkError("x")), patience_s=HANG_S, repeatable=False)
 
 
 def test_a_connection_that_is_refused_is_not_tried_twice(
-    world: World, connection: StoreConnection
+    world: World, connection: Connection
 ) -> None:
     """Only the caller knows when to come back; until one succeeds, each is made with suspicion."""
     world.refusals = [ConnectionRefusedError("a"), DistNetworkError("b")]
@@ -121,7 +121,7 @@ def test_a_connection_that_is_refused_is_not_tried_twice(
     assert world.suspects == [False, True, True, True]
 
 
-def test_a_key_that_does_not_come_breaks_nothing(world: World, connection: StoreConnection) -> None:
+def test_a_key_that_does_not_come_breaks_nothing(world: World, connection: Connection) -> None:
     """The store's own time-out is an answer: the client is kept and nothing is repeated."""
     with pytest.raises(DistStoreError):
         connection.run(failing(DistStoreError("wait timeout")), patience_s=HANG_S)
@@ -132,7 +132,7 @@ def test_a_key_that_does_not_come_breaks_nothing(world: World, connection: Store
 
 @pytest.mark.parametrize("error", [ValueError("stoll"), SystemExit(3), KeyboardInterrupt()])
 def test_other_errors_reach_the_caller_as_they_are(
-    connection: StoreConnection, error: BaseException
+    connection: Connection, error: BaseException
 ) -> None:
     """They are raised in the thread that asked, and the connection goes on."""
     with pytest.raises(type(error)) as raised:
@@ -142,7 +142,7 @@ def test_other_errors_reach_the_caller_as_they_are(
     assert connection.run(failing(), patience_s=HANG_S) == 1
 
 
-def test_a_caller_gives_up_at_its_patience_and_is_forgotten(connection: StoreConnection) -> None:
+def test_a_caller_gives_up_at_its_patience_and_is_forgotten(connection: Connection) -> None:
     """Who waits behind a blocked operation gives up too, and is not executed afterwards."""
     release = threading.Event()
     executed: list[str] = []
@@ -161,7 +161,7 @@ def test_a_caller_gives_up_at_its_patience_and_is_forgotten(connection: StoreCon
 
 
 def test_threads_that_meet_a_broken_client_reconnect_once(
-    world: World, connection: StoreConnection
+    world: World, connection: Connection
 ) -> None:
     """Many callers at once find one new client, not one each."""
     broken = {1}
@@ -173,10 +173,7 @@ def test_threads_that_meet_a_broken_client_reconnect_once(
         return client
 
     with ThreadPoolExecutor(8) as threads:
-        runs = [
-            threads.submit(connection.run, work, patience_s=HANG_S)  # type: ignore[arg-type]
-            for _ in range(32)
-        ]
+        runs = [threads.submit(connection.run, work, patience_s=HANG_S) for _ in range(32)]
         answers = {run.result(HANG_S) for run in runs}
 
     assert answers == {2}
@@ -184,7 +181,7 @@ def test_threads_that_meet_a_broken_client_reconnect_once(
 
 
 def test_closing_ends_the_thread_and_refuses_what_comes_later(
-    connection: StoreConnection,
+    connection: Connection,
 ) -> None:
     """``close`` may be repeated, leaves no thread, and later operations say why they fail."""
     connection.run(failing(), patience_s=HANG_S)
@@ -199,7 +196,7 @@ def test_closing_ends_the_thread_and_refuses_what_comes_later(
         connection.run(failing(), patience_s=HANG_S)
 
 
-def test_closing_answers_those_who_are_in_the_queue(connection: StoreConnection) -> None:
+def test_closing_answers_those_who_are_in_the_queue(connection: Connection) -> None:
     """Who waits its turn on a connection that is closed is told, instead of waiting on."""
     release, begun = threading.Event(), threading.Event()
 
