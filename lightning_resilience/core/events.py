@@ -211,6 +211,22 @@ class LocalModeEnded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiteLost(Event):
+    """The site's store is away: this job goes by its own breakers. Not emitted again until then."""
+
+    dependency: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteReturned(Event):
+    """The site's store answers again."""
+
+    dependency: str
+    lost_for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ViewTrusted(Event):
     """The shared store did not answer once: the last view of the breaker serves for a while."""
 
