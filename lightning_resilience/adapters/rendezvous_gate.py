@@ -22,6 +22,7 @@ from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import StorageRecord
 from lightning_resilience.protocols.circuit import Circuit
+from lightning_resilience.protocols.circuit_memory import Link, give_upstream
 from lightning_resilience.protocols.effects import Get
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import Dependency
@@ -56,11 +57,14 @@ def dependencies_of(
     told = store.run(_told(keys))
     storage = _storage(store)
     found: dict[str, Dependency] = {}
+    site = Link()
     for url in (*options.storage, *told):
         for kind in ("read", "write"):
             name = f"{dependency_of(url)}:{kind}"
             if name not in found:
                 found[name] = _dependency(options, storage, store, url=url, kind=kind)
+                if store.driver.site is not None:
+                    give_upstream(found[name].circuit, link=site, looks=True)
     return tuple(found.values())
 
 

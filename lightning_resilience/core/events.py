@@ -30,6 +30,7 @@ from lightning_resilience.core.events_checkpoints import (
     SaveSkipped,
     SaveTolerated,
 )
+from lightning_resilience.core.events_site import SiteLost, SiteReturned
 
 
 __all__ = [
@@ -67,6 +68,8 @@ __all__ = [
     "RetryScheduled",
     "SaveSkipped",
     "SaveTolerated",
+    "SiteLost",
+    "SiteReturned",
     "SlotAwaited",
     "SlotForgiven",
     "StoreLost",
@@ -205,22 +208,6 @@ class LocalModeEntered(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModeEnded(Event):
     """The shared store answers again: this process follows the shared breaker again."""
-
-    dependency: str
-    lost_for_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteLost(Event):
-    """The site's store is away: this job goes by its own breakers. Not emitted again until then."""
-
-    dependency: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteReturned(Event):
-    """The site's store answers again."""
 
     dependency: str
     lost_for_s: float

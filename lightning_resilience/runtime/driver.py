@@ -83,7 +83,6 @@ class Driver:
     ) -> None:
         self.store = store
         self.site = site
-        self._site_performers = {} if site is None else store_performers(site)
         self.clock = clock
         self.dice = dice
         self.sink = sink
@@ -166,7 +165,10 @@ class Driver:
         return self._own_performers[type(inner)](inner)
 
     def _at_site(self, effect: fx.AtSite) -> Any:  # noqa: ANN401 - whatever the effect yields
-        return self._site_performers[type(effect.effect)](effect.effect)
+        if self.site is None:
+            message = "this process has no connection to a site's store"
+            raise StoreUnavailableError(message)
+        return store_performers(self.site)[type(effect.effect)](effect.effect)
 
     def _wait_for(
         self, effect: fx.WaitFor, *, name: str = "bells", store: SharedStore | None = None
