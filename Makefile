@@ -3,8 +3,8 @@
 PYTHON ?= python3
 # More options of pip, for example an index with CPU builds of torch.
 PIP_FLAGS ?=
-# Processes that share the tests. Tests that start many processes themselves go to one of them.
-WORKERS ?= 2
+# Processes that share the tests: more than there may be cores, because many tests wait for clocks.
+WORKERS ?= 4
 ARGS ?=
 
 VENV := .venv

@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +26,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from lightning_resilience.adapters.rendezvous_entry import resilient
 from tests.faulty_filesystem import FaultPlan
 from tests.lightning_job import Job, run_rank
+from tests.ports import free_port
 
 
 if TYPE_CHECKING:
@@ -191,7 +190,7 @@ def start_agents(
         plan: The faults of the job's filesystem.
         options: More options of the rendezvous.
     """
-    port = _free_port()
+    port = free_port()
     plan = plan or FaultPlan.write(home / "no-faults")
     environment = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo"}
@@ -203,15 +202,3 @@ def start_agents(
         process = warm.start(run_agent, *args, log=log, environment=environment)
         agents.processes.append(process)
     return agents
-
-
-def _free_port() -> int:
-    # Below those that the kernel gives to clients: one of a test that runs beside this one might
-    # have it by the time that an agent wants it.
-    for _ in range(100):
-        port = 20000 + secrets.randbelow(10000)
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
-    message = "no port is free"
-    raise AssertionError(message)
