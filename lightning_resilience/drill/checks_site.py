@@ -129,6 +129,15 @@ class SiteChecks(Observer):
             self._is_blind.discard(process)
             self._was_blind_at_s[self._world.job_of(process)] = now_s
 
+    def changed(self, now_s: float, process: Process, what: str) -> None:
+        """Note that a job is ill no longer than it is there."""
+        del what
+        job = self._world.job_of(process)
+        alive = (each.is_alive for each in self._world.processes if self._world.job_of(each) == job)
+        if job in self._ill and not any(alive):
+            self._ill.discard(job)
+            self._ill_at_s[job] = now_s
+
     def began(self, now_s: float, request: Request) -> None:
         """Look at who comes to storage while the site's circuit is open."""
         process, since_s = request.process, self._open_since_s

@@ -9,7 +9,7 @@ concerns all of them (storage), one of them (its host's way to storage), or the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.drill import scenario as given
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 
 __all__ = ["SitePlan", "last_fault_s", "random_site"]
+
+
+_DEAD_VOTER: Final = 0.1
+_OFTEN: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,17 +81,34 @@ def random_site(dice: SeededDice) -> SitePlan:
     jobs, processes = chance.choice((2, 2, 3, 3, 4)), chance.choice((1, 1, 2, 3))
     starts_s = tuple(chance.choice((0.0, chance.uniform(0, 60))) for _ in range(jobs))
     quorum = chance.choice((2, 2, 2, 3, 1))
+    if chance.random() < _DEAD_VOTER:
+        return _dead_voter(chance)
+    every_s = chance.choice((1.0, 10.0, 40.0, 200.0))
     return SitePlan(
         jobs=jobs,
         processes=processes,
-        calls=chance.randint(2, 8),
-        every_s=chance.choice((1.0, 10.0, 40.0, 200.0)),
+        calls=chance.randint(2, 8) * (_OFTEN if every_s == 1 else 1),
+        every_s=every_s,
         starts_s=starts_s,
         breaker=BreakerConfig(window_s=300.0, site_quorum=quorum),
         clocks=given.Clocks(rate=chance.choice((1.0, 1.0, 1.2))),
         site=_store(chance),
         gone=_gone(chance),
         faults=_faults(chance, jobs=jobs, ranks=jobs * processes),
+    )
+
+
+def _dead_voter(chance: Random) -> SitePlan:
+    """Draw two jobs, of which one dies with a vote, long before the other is ill by itself."""
+    late_s = chance.uniform(600, 2000)
+    return SitePlan(
+        every_s=2.0,
+        starts_s=(0.0, late_s),
+        faults=(
+            given.StoragePartition(at_s=0.0, hosts=(0,), for_s=500.0),
+            given.Crash(at_s=chance.uniform(100, 400), ranks=(0,)),
+            given.StoragePartition(at_s=late_s, hosts=(1,), for_s=chance.uniform(150, 400)),
+        ),
     )
 
 
