@@ -204,13 +204,18 @@ _PROBE = (
         story="I have just asked, so I wait for a whole lease before I ask again",
         edits=(
             _edit(
-                "protocols/probe.py",
+                "protocols/probing.py",
                 "    ):\n        return False\n    mine = circuit.view\n",
                 "    ):\n"
                 "        denied = replace(view.sighting, first_seen_at_s=claimed_at_s)\n"
                 "        circuit.view = replace(view, sighting=denied)\n"
                 "        return False\n"
                 "    mine = circuit.view\n",
+            ),
+            _edit(
+                "protocols/probing.py",
+                "from dataclasses import dataclass\n",
+                "from dataclasses import dataclass, replace\n",
             ),
             _edit(
                 "core/waiting.py",
@@ -245,11 +250,12 @@ _PROBE = (
                 "    return False",
             ),
             _edit(
-                "protocols/probe.py",
+                "protocols/probing.py",
                 "    yield from apply_to(circuit, mine, result)\n",
                 "    mine = yield from refresh(circuit)\n"
                 "    yield from apply_to(circuit, mine, result)\n",
             ),
+            _edit("protocols/probing.py", "import apply_to\n", "import apply_to, refresh\n"),
         ),
         found_by=("I2",),
         scenarios=("a_holder_stops_for_longer_than_its_lease",),
@@ -259,7 +265,7 @@ _PROBE = (
         story="the claim was won, so there is nothing left to look at",
         edits=(
             _edit(
-                "protocols/probe.py",
+                "protocols/probing.py",
                 "    if not lease.has_time_left(\n",
                 "    if False and not lease.has_time_left(\n",
             ),
@@ -283,7 +289,9 @@ _PROBE = (
     Mutant(
         name="a probe that was refused has failed",
         story="it raised an error",
-        edits=(_edit("protocols/probe.py", "        if outcome.counts:\n", "        if True:\n"),),
+        edits=(
+            _edit("protocols/probing.py", "        if outcome.counts:\n", "        if True:\n"),
+        ),
         found_by=("I2",),
         scenarios=("a_probe_is_refused",),
     ),
@@ -292,7 +300,7 @@ _PROBE = (
         story="the claim says when it was made, so everybody knows when its lease ends",
         edits=(
             _edit(
-                "protocols/probe.py",
+                "protocols/probing.py",
                 "    holder: str = yield Nonce()\n    claimed_at_s: float = yield Now()\n"
                 "    unchanged_s = claimed_at_s - view.sighting.first_seen_at_s\n",
                 "    holder: str = yield Nonce()\n    claimed_at_s: float = yield Now()\n"
@@ -399,7 +407,7 @@ _TRIP = (
     Mutant(
         name="one host opens the circuit",
         story="a failure is a failure, whoever has seen it",
-        edits=(_edit("core/breaker.py", "    if len(votes) >= needed:\n", "    if True:\n"),),
+        edits=(_edit("core/breaker.py", "    if counted >= needed:\n", "    if True:\n"),),
         found_by=("I2",),
     ),
     Mutant(
@@ -1611,8 +1619,8 @@ _RESTARTS = (
         edits=(
             _edit(
                 "protocols/restart.py",
-                "    for dependency in gate.dependencies:\n        yield from await_passage(\n",
-                "    for dependency in ():\n        yield from await_passage(\n",
+                "    for dependency in gate.dependencies:\n        yield from heed(",
+                "    for dependency in ():\n        yield from heed(",
             ),
             _edit(
                 "protocols/restart.py",

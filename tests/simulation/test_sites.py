@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from lightning_resilience.core import site
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.drill.job_kinds import SITES
 from lightning_resilience.drill.scenario import Crash, Outage, StoragePartition, Store
@@ -32,34 +31,6 @@ def well(plan: SitePlan, seed: int = 0) -> Any:
 def told(run: Any) -> str:
     """Return the story of a run as one text."""
     return "\n".join(run.story)
-
-
-def test_no_promise_is_broken_at_many_sites() -> None:
-    """Jobs, storage, ways to it, the site's store and clocks fail, several at the same site."""
-    runs = list(SITES.sweep(range(150)))
-
-    assert [SITES.told(run) for run in runs if run.check] == []
-
-
-def test_the_sites_are_not_quiet() -> None:
-    """Each kind of trouble, and what it leads to, is at some of them."""
-    stories = "\n".join(told(SITES.of_seed(seed)) for seed in range(100))
-
-    for what in (
-        "outage begins",
-        "crash begins",
-        "pause begins",
-        "storage_partition begins",
-        "the site's store goes",
-        "has lost everything",
-        OPENED,
-        HELD,
-        "SiteLost",
-        "SiteReturned",
-        "the site's probe succeeded",
-        "the site's probe failed",
-    ):
-        assert what in stories, what
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -117,15 +88,3 @@ def test_a_site_that_loses_messages_breaks_no_promise() -> None:
 
     for seed in range(20):
         well(replace(BASE, site=lossy, faults=(OUTAGE,)), seed)
-
-
-def test_a_failure_ends_the_sweep_and_says_how_to_see_it_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The command that is printed replays the very site."""
-    monkeypatch.setattr(site, "needs_look", lambda *_, **__: False)
-
-    *_, failed = SITES.sweep(range(200))
-
-    assert failed.check == "I11 HeldBySite"
-    assert f"make sim SITES={failed.seed}" in "\n".join(SITES.told(failed))
