@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 WITHIN_S = 150.0
 """Against a hang only: a loaded machine is slow."""
 WORKER = str(Path(__file__).with_name("agent_worker.py"))
+TOLD_TO_STOP = 143
+"""Status of an agent that a test has told to stop."""
 CONF: Mapping[str, Any] = {
     "keep_alive_interval": 1,
     # A busy machine may keep a thread from its heartbeat for seconds.
@@ -138,6 +140,22 @@ def shift_clock() -> None:
     module.datetime = clock
     inner: Any = rendezvous_inner
     inner.dt = SimpleNamespace(datetime=clock, timedelta=dt.timedelta, timezone=dt.timezone)
+
+
+def die_when_joined() -> None:
+    """Let this process be killed as soon as the round that it has joined is whole."""
+    from lightning_resilience.adapters.rendezvous_connection import (  # noqa: PLC0415
+        Connection,
+    )
+
+    join = Connection.join
+
+    def joined(self: Connection) -> Any:
+        join(self)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    patched: Any = Connection
+    patched.join = joined
 
 
 def _launch_from_program(asked: Launch) -> None:
@@ -289,7 +307,7 @@ class Agents:
         ends_at_s = time.monotonic() + within_s
         while not done():
             failed = [agent.code for agent in self.agents.values() if agent.code not in {None, 0}]
-            if time.monotonic() >= ends_at_s or set(failed) - {-signal.SIGKILL}:
+            if time.monotonic() >= ends_at_s or set(failed) - {-signal.SIGKILL, TOLD_TO_STOP}:
                 message = f"agents have ended with {failed}, or it was long:\n{self.text()}"
                 raise AssertionError(message)
             self.warm.listen(lambda: False, within_s=0.05)

@@ -24,6 +24,7 @@ from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.site_store import join_site
 from lightning_resilience.config import parse_store_url
 from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
 from lightning_resilience.errors import CorruptRecordError, StoreError
 
@@ -172,6 +173,27 @@ class Connection:
                 raise ForeignStoreError(text)
         within.renew_workers_store(handler)
         return within.with_own_client(handler.next_rendezvous())
+
+    def is_closed(self) -> bool:
+        """Tell whether the rendezvous is closed; not, as long as nobody can be asked."""
+        try:
+            return bool(self.handler().is_closed())
+        except Exception as error:
+            # Torch's agent ends for any of them.
+            if is_stop(error):
+                raise
+            _log.info("is_closed was not answered: %s", error)
+            return False
+
+    def set_closed(self) -> None:
+        """Close the rendezvous for all, where it can be reached."""
+        try:
+            self.handler().set_closed()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            # As above.
+            if is_stop(error):
+                raise
+            _log.warning("the rendezvous could not be closed: %s", error)
 
     def renew(self) -> bool:
         """Give torch's handler a new client, where its own broke and the server is there.
