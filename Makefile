@@ -55,7 +55,7 @@ test: setup ## all tests
 # job of many starts; SEEDS=n runs as many worlds, SCENARIO=file takes its world from there.
 sim: setup ## 300 simulated worlds with every promise checked; SEED=n tells the story of one
 	$(BIN)/python -m lightning_resilience.drill \
-		$(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SAVES),--saves $(SAVES)) $(if $(LOADS),--loads $(LOADS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(DIGEST),--digest $(DIGEST)) $(ARGS)
+		$(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SAVES),--saves $(SAVES)) $(if $(LOADS),--loads $(LOADS)) $(if $(RESTARTS),--restarts $(RESTARTS)) $(if $(SITES),--sites $(SITES)) $(if $(SCENARIO),--scenario $(SCENARIO)) $(if $(DIGEST),--digest $(DIGEST)) $(ARGS)
 
 mutants: setup ## plant one bug after the other, and see that the simulated worlds find each
 	$(BIN)/python -m tests.simulation.mutate $(ARGS)

@@ -39,6 +39,7 @@ from lightning_resilience.errors import ConfigError
 
 __all__ = [
     "CONFIGS",
+    "SITE_STORE",
     "Environment",
     "Option",
     "build",
@@ -63,6 +64,9 @@ CONFIGS: Final[tuple[type[Any], ...]] = (
     RestartConfig,
 )
 """Every config dataclass, in the order of the option table."""
+
+SITE_STORE: Final = "LIGHTNING_RESILIENCE_SITE_STORE"
+"""Environment variable with the URL of the store that several jobs share."""
 
 _ON: Final = ("on", "1", "true", "yes")
 _OFF: Final = ("off", "0", "false", "no")
@@ -100,6 +104,7 @@ class Environment:
     Args:
         enabled: Whether anything is guarded: ``LIGHTNING_RESILIENCE``, on by default.
         store: URL of the shared store: ``LIGHTNING_RESILIENCE_STORE``.
+        site_store: URL of the store of several jobs: ``LIGHTNING_RESILIENCE_SITE_STORE``.
         run_id: Name of this run, equal on all ranks: ``LIGHTNING_RESILIENCE_RUN_ID``, else what the
             launcher says (``TORCHELASTIC_RUN_ID`` unless it is "none", then ``SLURM_JOB_ID``).
         spool_dir: Parent of the staging folder: ``LIGHTNING_RESILIENCE_SPOOL_DIR``, else
@@ -111,6 +116,7 @@ class Environment:
 
     enabled: bool = True
     store: str | None = None
+    site_store: str | None = None
     run_id: str | None = None
     spool_dir: str | None = None
     incarnation: str | None = None
@@ -135,15 +141,17 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         values = (variables.get(name, "").strip() for name in names)
         return next((value for value in values if value), None)
 
-    store = first("LIGHTNING_RESILIENCE_STORE")
+    store, site_store = first("LIGHTNING_RESILIENCE_STORE"), first(SITE_STORE)
     if store is not None:
         check_store_url(store, option="LIGHTNING_RESILIENCE_STORE")
+    check_site_store(site_store, option=SITE_STORE)
     # torchrun's own default for a run without --rdzv-id is the word "none", equal for every job.
     launched = first("TORCHELASTIC_RUN_ID")
     run_id = first("LIGHTNING_RESILIENCE_RUN_ID") or (launched if launched != "none" else None)
     return Environment(
         enabled=_parse_switch("LIGHTNING_RESILIENCE", first("LIGHTNING_RESILIENCE") or "on"),
         store=store,
+        site_store=site_store,
         run_id=run_id or first("SLURM_JOB_ID"),
         spool_dir=first("LIGHTNING_RESILIENCE_SPOOL_DIR", "TMPDIR"),
         incarnation=first("LIGHTNING_RESILIENCE_INCARNATION"),
@@ -162,6 +170,21 @@ def _parse_switch(name: str, text: str) -> bool:
         f"{', '.join((*_ON, *_OFF))}. Unset it to leave everything on."
     )
     raise ConfigError(message)
+
+
+def check_site_store(url: str | None, *, option: str = "site_store") -> str | None:
+    """Refuse a URL of another form than ``tcp://host:port``; pass the rest through.
+
+    Args:
+        url: URL of the store of several jobs; None where there is none.
+        option: Name of the option it came from, for the error.
+
+    Raises:
+        ConfigError: The URL has another form.
+    """
+    if url is not None:
+        parse_store_url(url, option=option)
+    return url
 
 
 def check_store(store: S) -> S:

@@ -189,6 +189,14 @@ class World:
             steps += 1
             assert steps <= most_effects, f"busy at {self.now_s:.3f} s: {self._unfinished()}"
 
+    def run_until(self, when_s: float) -> None:
+        """Run what happens until ``when_s``, whether or not all tasks end."""
+        while self._agenda and self._agenda[0][0] <= when_s:
+            due_s, _, action = heapq.heappop(self._agenda)
+            self.now_s = max(self.now_s, due_s)
+            action()
+        self.now_s = max(self.now_s, when_s)
+
     def _unfinished(self) -> str:
         return ", ".join(
             f"task {task.name} after {task.performed[-3:]}" for task in self.tasks if not task.ended
@@ -267,8 +275,10 @@ class World:
             self._wait(effect, send)
         elif isinstance(effect, fx.Local):
             self._locally(task, effect.effect, send)
-        elif isinstance(effect, STORE_EFFECTS):
-            answer = partial(self._answer, effect, fault, send, throw)
+        elif isinstance(effect, (fx.AtSite, *STORE_EFFECTS)):
+            # Keys of a site are of no job, so all stores of a world may be one.
+            asked = effect.effect if isinstance(effect, fx.AtSite) else effect
+            answer = partial(self._answer, asked, fault, send, throw)
             self.at(self.now_s + self._latency_s(), answer)
         else:
             send(self._at_once(task, effect))

@@ -50,6 +50,7 @@ from lightning_resilience.drill.checks import all_checks
 from lightning_resilience.drill.checks_gate import RESTART_CHECKS
 from lightning_resilience.drill.checks_loads import LOAD_CHECKS
 from lightning_resilience.drill.checks_saves import SAVE_CHECKS
+from lightning_resilience.drill.checks_site import SITE_CHECKS
 from lightning_resilience.drill.facts import Check
 from lightning_resilience.drill.scenario import Scenario
 from lightning_resilience.drill.scenario_fields import field_rows
@@ -417,7 +418,7 @@ def test_the_drill_page_shows_a_scenario_that_can_be_read() -> None:
 
 def test_the_correctness_page_names_every_check_at_its_promise() -> None:
     """Every promise has its line, with the checks that hold it, and nothing else."""
-    expected: dict[str, set[str]] = {f"I{number}": set() for number in range(1, 11)}
+    expected: dict[str, set[str]] = {f"I{number}": set() for number in range(1, 12)}
     for check in all_checks(World(Scenario(), 0)):
         if isinstance(check, Check):
             expected.setdefault(check.promise, set()).add(type(check).__name__)
@@ -425,11 +426,12 @@ def test_the_correctness_page_names_every_check_at_its_promise() -> None:
         *SAVE_CHECKS.items(),
         *LOAD_CHECKS.items(),
         *RESTART_CHECKS.items(),
+        *SITE_CHECKS.items(),
     ):
         expected[promise].update(names)
 
     rows = table_of(CORRECTNESS, "promises")
-    assert [names_in(row[0])[0] for row in rows[:10]] == list(expected)[:10]
+    assert [names_in(row[0])[0] for row in rows[:11]] == list(expected)[:11]
     assert {names_in(row[0])[0]: set(names_in(row[2])) for row in rows} == expected
     assert all(row[1] and row[2] for row in rows)
 
@@ -438,4 +440,4 @@ def test_the_correctness_page_has_a_section_for_every_promise() -> None:
     """Each promise is explained under a heading that begins with its name."""
     headings = re.findall(r"^## (I\d+):", CORRECTNESS.read_text(encoding="utf-8"), re.MULTILINE)
 
-    assert headings == [f"I{number}" for number in range(1, 11)]
+    assert headings == [f"I{number}" for number in range(1, 12)]

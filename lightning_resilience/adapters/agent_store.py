@@ -129,6 +129,8 @@ class AgentStore:
         """Let the connection go. Idempotent."""
         self.driver.close()
         self.driver.store.close()
+        if self.driver.site is not None:
+            self.driver.site.close()
 
 
 def _read(key: str) -> Protocol[bytes | None]:

@@ -21,6 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.site_store import join_site
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
@@ -132,6 +133,7 @@ class Connection:
         """
         if self._store is None:
             self._store = self._connected()
+            join_site(self._store.driver, self._options.site_store)
         return self._store
 
     def _connected(self) -> AgentStore:

@@ -25,6 +25,7 @@ from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import StorageRecord, run_of_circuits
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.circuit import Circuit
+from lightning_resilience.protocols.circuit_memory import Link, give_upstream
 from lightning_resilience.protocols.effects import Get
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import Dependency
@@ -60,6 +61,7 @@ def dependencies_of(
     storage = _storage(store)
     found: dict[str, Dependency] = {}
     circuits = Keys(run_id=run_of_circuits(told, keys.run_id), incarnation="")
+    site = Link()
     for url in (*options.storage, *told.urls):
         for kind in ("read", "write"):
             name = f"{dependency_of(url)}:{kind}"
@@ -67,6 +69,8 @@ def dependencies_of(
                 found[name] = _dependency(
                     options, storage, store, url=url, kind=kind, keys=circuits
                 )
+                if store.driver.site is not None:
+                    give_upstream(found[name].circuit, link=site, looks=True)
     return tuple(found.values())
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.adapters.rendezvous_etcd import FILES, require_client
-from lightning_resilience.config import build, refuse_unknown
+from lightning_resilience.config import build, check_site_store, read_environment, refuse_unknown
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.restart_config import RestartConfig
 from lightning_resilience.core.validation import check_choice
@@ -48,7 +48,7 @@ _FORWARDED: Final = {
     "etcd-v2": (*_DYNAMIC, "protocol", *FILES["etcd-v2"]),
     "etcd": ("timeout", "last_call_timeout", "etcd_prefix", "protocol", *FILES["etcd"]),
 }
-_TEXTS: Final = ("inner", "storage", "restarts", "termination_log")
+_TEXTS: Final = ("inner", "storage", "restarts", "termination_log", "site_store")
 _SWITCHES: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _KEEP_ALIVE_S: Final = 5.0
 _KEEP_ALIVE_ATTEMPTS: Final = 3.0
@@ -71,6 +71,7 @@ class RendezvousOptions:
             nowhere.
         termination_log: Path of a file for the reason of the end; None for Kubernetes' own where
             that exists.
+        site_store: URL of a store of several jobs, as in the callback; the workers are told of it.
     """
 
     inner: str = "c10d"
@@ -80,6 +81,7 @@ class RendezvousOptions:
     storage: tuple[str, ...] = ()
     restarts: str | None = None
     termination_log: str | None = None
+    site_store: str | None = None
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> RendezvousOptions:
@@ -102,12 +104,14 @@ class RendezvousOptions:
         refuse_unknown("the rendezvous backend 'resilient'", given, allowed=allowed)
         texts = {name: str(given[name]).strip() or None for name in _TEXTS[2:] if name in given}
         storage = str(given.get("storage", ""))
+        site_store = check_site_store(texts.pop("site_store", None))
         return cls(
             inner=inner,
             forwarded={name: given[name] for name in _FORWARDED[inner] if name in given},
             restart=_built(RestartConfig, given, own["restart"]),
             breaker=_built(BreakerConfig, given, own["breaker"]),
             storage=tuple(url for url in (each.strip() for each in storage.split(";")) if url),
+            site_store=site_store or read_environment().site_store,
             **texts,
         )
 

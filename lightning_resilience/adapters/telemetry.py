@@ -89,6 +89,10 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"follows the shared circuit of {e.dependency} again: the store was away for "
         f"{e.lost_for_s:.1f} s"
     ),
+    ev.SiteLost: lambda e: (
+        f"goes by the job's own circuits: the site's store is away ({e.dependency}): {e.error}"
+    ),
+    ev.SiteReturned: lambda e: f"the site's store is back after {e.lost_for_s:.1f} s",
     ev.ViewTrusted: lambda e: (
         f"the shared store did not answer about {e.dependency}; what it said {e.age_s:.1f} s ago "
         f"serves until it is {e.longest_s:g} s old: {e.error}"

@@ -44,17 +44,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, get_args
 
 import msgspec
 
-from lightning_resilience.core.breaker_config import BreakerConfig
+from lightning_resilience.core.breaker_config import MOST_VOTES, BreakerConfig
 from lightning_resilience.core.breaker_inputs import (
     AttemptFailed,
     AttemptSucceeded,
     BreakerInput,
     ForcedOpen,
     ForceReleased,
+    HeldUpstream,
     HostVoted,
     ProbeClaimed,
     ProbeFailed,
@@ -68,6 +69,7 @@ from lightning_resilience.core.breaker_record import (
     LEGAL,
     PASSING,
     BreakerState,
+    BreakerStep,
     BreakerView,
     initial,
     is_fresh,
@@ -95,6 +97,7 @@ __all__ = [
     "BreakerView",
     "ForceReleased",
     "ForcedOpen",
+    "HeldUpstream",
     "HostVoted",
     "ProbeClaimed",
     "ProbeFailed",
@@ -110,23 +113,6 @@ __all__ = [
     "rebuilt",
     "step",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerStep:
-    """What an input makes of a record.
-
-    Args:
-        record: The record to write, or the very record that was given where nothing changes.
-        changed: Whether there is something to write.
-        reason: Why, also where nothing changes.
-        events: What to report once it is written; where nothing changes, at once.
-    """
-
-    record: BreakerRecord
-    changed: bool
-    reason: str
-    events: tuple[Event, ...] = ()
 
 
 _CLOSED, _OPEN, _HALF_OPEN, _RECOVERING, _FORCED = BreakerState
@@ -158,6 +144,7 @@ def _move(
         state=state.value,
         votes=(),
         holder="",
+        upstream=0 if state in PASSING else record.upstream,
         history=(
             *record.history,
             Transition(epoch=record.epoch + 1, state=state.value, reason=reason),
@@ -180,7 +167,7 @@ def _move(
 
 def _reopen(ctx: _Context, record: BreakerRecord, reason: str) -> BreakerStep:
     open_s = min(ctx.config.max_open_for_s, record.open_s * 2)
-    return _move(ctx, record, _OPEN, reason=reason, open_s=open_s, limit=0, failures=0)
+    return _move(ctx, record, _OPEN, reason=reason, open_s=open_s, limit=0, failures=0, upstream=0)
 
 
 def _with_votes(
@@ -193,13 +180,15 @@ def _with_votes(
 def _vote(ctx: _Context, record: BreakerRecord, event: HostVoted) -> BreakerStep:
     if event.seen not in {None, (record.store_id, record.epoch)}:
         return _same(record, "it rests on what others did in another epoch")
-    if event.host in record.votes:
-        return _same(record, "this host's vote stands already")
-    votes = (*record.votes, event.host)
+    stands = event.host in record.votes
+    votes = record.votes if stands else (*record.votes, event.host)[-MOST_VOTES:]
+    counted = event.counted(votes, stands=stands)
     needed = quorum(event.hosts, fraction=ctx.config.quorum_fraction)
-    if len(votes) >= needed:
-        reason = f"{len(votes)} of {event.hosts} hosts voted; latest: {event.reason}"
+    if counted >= needed:
+        reason = f"{counted} of {event.hosts} hosts voted; latest: {event.reason}"
         return _move(ctx, record, _OPEN, reason=reason, open_s=ctx.config.open_for_s, limit=0)
+    if stands:
+        return _same(record, "this host's vote stands already")
     cast = VoteCast(dependency=ctx.dependency, host=event.host, votes=len(votes), quorum=needed)
     stepped = _with_votes(ctx, record, votes, reason=f"{len(votes)} of {needed} votes")
     return replace(stepped, events=(cast,))
@@ -284,6 +273,15 @@ def _probe_released(ctx: _Context, record: BreakerRecord, event: ProbeReleased) 
     return _move(ctx, record, _OPEN, reason="the probe was cancelled")
 
 
+def _hold(ctx: _Context, record: BreakerRecord, event: HeldUpstream) -> BreakerStep:
+    if event.claim is None and record.holder:
+        return _same(record, "whoever holds the probe looks at the site")
+    if event.claim is not None and event.claim != (record.epoch, record.holder):
+        return _drop(ctx, record, event.claim[0])
+    held = {"open_s": event.open_s, "limit": 0, "failures": 0, "upstream": event.upstream}
+    return _move(ctx, record, _OPEN, reason=event.reason, **held)
+
+
 def _is_of_another(record: BreakerRecord, event: AttemptSucceeded | AttemptFailed) -> bool:
     return event.epoch != record.epoch or event.store_id not in {"", record.store_id}
 
@@ -339,21 +337,18 @@ def _late(ctx: _Context, record: BreakerRecord, event: BreakerInput) -> BreakerS
 _Handler = Callable[..., BreakerStep]
 
 _EVERYWHERE: Final[dict[type, _Handler]] = {
-    HostVoted: _late,
-    VoteDropped: _late,
-    VotesCleared: _late,
-    ProbeClaimed: _late,
-    ProbeSucceeded: _late,
-    ProbeFailed: _late,
-    ProbeReleased: _late,
-    AttemptSucceeded: _late,
-    AttemptFailed: _late,
+    **dict.fromkeys(get_args(BreakerInput), _late),
     ForcedOpen: _force,
-    ForceReleased: _late,
 }
 
 TABLE: Final[dict[BreakerState, dict[type, _Handler]]] = {
-    _CLOSED: {**_EVERYWHERE, HostVoted: _vote, VoteDropped: _drop_vote, VotesCleared: _clear_votes},
+    _CLOSED: {
+        **_EVERYWHERE,
+        HostVoted: _vote,
+        VoteDropped: _drop_vote,
+        VotesCleared: _clear_votes,
+        HeldUpstream: _hold,
+    },
     _OPEN: {**_EVERYWHERE, ProbeClaimed: _claim_open},
     _HALF_OPEN: {
         **_EVERYWHERE,
@@ -361,11 +356,13 @@ TABLE: Final[dict[BreakerState, dict[type, _Handler]]] = {
         ProbeSucceeded: _probe_succeeded,
         ProbeFailed: _probe_failed,
         ProbeReleased: _probe_released,
+        HeldUpstream: _hold,
     },
     _RECOVERING: {
         **_EVERYWHERE,
         AttemptSucceeded: _attempt_succeeded,
         AttemptFailed: _attempt_failed,
+        HeldUpstream: _hold,
     },
     _FORCED: {**_EVERYWHERE, ForcedOpen: _late, ForceReleased: _release},
 }

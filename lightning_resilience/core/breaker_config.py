@@ -21,7 +21,10 @@ from lightning_resilience.core.validation import (
 )
 
 
-__all__ = ["BreakerConfig"]
+__all__ = ["MOST_VOTES", "BreakerConfig"]
+
+MOST_VOTES: Final = 8
+"""No trip needs more votes, so a record names no more."""
 
 # The claim's round trip and the margin that the lease has over the work that it covers.
 _CLAIM_ROUND_TRIP_S: Final = 0.5
@@ -51,6 +54,8 @@ class BreakerConfig:
             limit at which a circuit has recovered.
         ramp_start: Limit right after a probe, ≥ 1, at most ``max_concurrent``; doubles with each
             success.
+        site_quorum: Jobs whose circuits must open for the site's to open, from 1 to 8; of no use
+            without a ``site_store``.
 
     Raises:
         ConfigError: An option is out of range or contradicts another.
@@ -71,6 +76,7 @@ class BreakerConfig:
         16, why="one read of 17 keys; the ramp ends here, four successes after a probe"
     )
     ramp_start: int = option(1, why="gentle: doubles with each success")
+    site_quorum: int = option(2, why="one job that is ill is ill by itself")
 
     def __post_init__(self) -> None:
         for name in ("window_s", "view_max_age_s", "open_for_s", "max_open_for_s"):
@@ -80,6 +86,7 @@ class BreakerConfig:
         for name in ("trip_failures", "reopen_failures", "ramp_start"):
             check_whole(name, getattr(self, name), minimum=1)
         check_whole("max_concurrent", self.max_concurrent, minimum=1, maximum=_MOST_SLOTS)
+        check_whole("site_quorum", self.site_quorum, minimum=1, maximum=MOST_VOTES)
         check_share("quorum_fraction", self.quorum_fraction)
         self._check_relations()
 

@@ -18,6 +18,7 @@ __all__ = [
     "BreakerInput",
     "ForceReleased",
     "ForcedOpen",
+    "HeldUpstream",
     "HostVoted",
     "ProbeClaimed",
     "ProbeFailed",
@@ -38,12 +39,26 @@ class HostVoted:
         reason: The latest failure.
         seen: The store and the epoch in which others were seen to fail as well, where the vote
             rests on that; None where its own failures are enough.
+        witnessed: Votes that the reporter knows to be young, which alone count with its own; None
+            where each vote counts (``core.site``).
     """
 
     host: str
     hosts: int
     reason: str
     seen: tuple[str, int] | None = None
+    witnessed: tuple[str, ...] | None = None
+
+    def counted(self, votes: tuple[str, ...], *, stands: bool) -> int:
+        """Return how many of ``votes``, this one among them, make up the quorum.
+
+        Args:
+            votes: All that would be in the record.
+            stands: Whether this one was there before.
+        """
+        if self.witnessed is None:
+            return 0 if stands else len(votes)
+        return sum(vote == self.host or vote in self.witnessed for vote in votes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +113,23 @@ class ProbeReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldUpstream:
+    """The circuit of the site is open, so this one is (``core.site``).
+
+    Args:
+        upstream: Epoch of the site's record.
+        open_s: When to look at it again, in seconds from now.
+        reason: What its record says.
+        claim: Epoch and holder of the probe that was held back; None where there was none.
+    """
+
+    upstream: int
+    open_s: float
+    reason: str
+    claim: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSucceeded:
     """A call that was admitted in ``epoch`` of ``store_id`` succeeded.
 
@@ -140,6 +172,7 @@ BreakerInput: TypeAlias = (
     | ProbeSucceeded
     | ProbeFailed
     | ProbeReleased
+    | HeldUpstream
     | AttemptSucceeded
     | AttemptFailed
     | ForcedOpen

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from lightning_resilience.core.breaker_config import MOST_VOTES
 from lightning_resilience.core.records import BreakerRecord, Transition
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.breaker_config import BreakerConfig
+    from lightning_resilience.core.event import Event
     from lightning_resilience.core.lease import Sighting
 
 
@@ -29,6 +31,7 @@ __all__ = [
     "LEGAL",
     "PASSING",
     "BreakerState",
+    "BreakerStep",
     "BreakerView",
     "initial",
     "is_fresh",
@@ -42,7 +45,6 @@ __all__ = [
 HISTORY_LENGTH: Final = 32
 """How many transitions a record remembers."""
 
-_MOST_VOTES: Final = 8
 _ROUNDING: Final = 1e-12
 
 
@@ -95,6 +97,23 @@ class BreakerView:
     sighting: Sighting
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerStep:
+    """What an input makes of a record.
+
+    Args:
+        record: The record to write, or the very record that was given where nothing changes.
+        changed: Whether there is something to write.
+        reason: Why, also where nothing changes.
+        events: What to report once it is written; where nothing changes, at once.
+    """
+
+    record: BreakerRecord
+    changed: bool
+    reason: str
+    events: tuple[Event, ...] = ()
+
+
 def is_fresh(view: BreakerView | None, *, max_age_s: float, now_s: float) -> bool:
     """Tell whether a call may go ahead on this view without another read."""
     return view is not None and now_s - view.read_at_s < max_age_s
@@ -118,7 +137,7 @@ def quorum(hosts: int, *, fraction: float) -> int:
     """
     # 0.14 · 50 is 7.000000000000001 in floats, and its quorum is 7.
     share = math.ceil(fraction * hosts * (1 - _ROUNDING))
-    return min(hosts, max(2, min(share, _MOST_VOTES)))
+    return min(hosts, max(2, min(share, MOST_VOTES)))
 
 
 def initial(config: BreakerConfig, *, store_id: str, writer: str) -> BreakerRecord:

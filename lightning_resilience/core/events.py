@@ -30,6 +30,7 @@ from lightning_resilience.core.events_checkpoints import (
     SaveSkipped,
     SaveTolerated,
 )
+from lightning_resilience.core.events_site import SiteLost, SiteReturned
 
 
 __all__ = [
@@ -67,6 +68,8 @@ __all__ = [
     "RetryScheduled",
     "SaveSkipped",
     "SaveTolerated",
+    "SiteLost",
+    "SiteReturned",
     "SlotAwaited",
     "SlotForgiven",
     "StoreLost",

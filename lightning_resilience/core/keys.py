@@ -3,7 +3,8 @@
 """Names of everything that is stored in the shared store; ``core.records`` has what they hold.
 
 ``<run>`` is the run id, ``<inc>`` the incarnation, which changes with every start of the
-worker group, so that keys of an earlier attempt are never believed:
+worker group, so that keys of an earlier attempt are never believed. In a store of several jobs
+``<run>`` is ``@site`` (``core.site``):
 
 ==============================================  ====================================================
 key                                             value

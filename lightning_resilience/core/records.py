@@ -81,6 +81,8 @@ class BreakerRecord(msgspec.Struct, frozen=True, kw_only=True):
         failures: Failures since the probe, while recovering; 0 otherwise.
         holder: Nonce of the claim that holds the probe's permit; empty where there is none.
         open_s: How long the circuit stays open before a probe, in seconds.
+        upstream: Epoch of the site's record because of which the circuit is open; 0 where it is
+            not, or has reasons of its own.
         history: The last 32 transitions.
         reason: Why the record is as it is.
         writer: Nonce of this write.
@@ -96,6 +98,7 @@ class BreakerRecord(msgspec.Struct, frozen=True, kw_only=True):
     failures: _Count = 0
     holder: str = ""
     open_s: _Seconds
+    upstream: _Count = 0
     history: tuple[Transition, ...] = ()
     reason: str = ""
     writer: str

@@ -137,6 +137,9 @@ def main(  # noqa: PLR0913 - the options that a person has
     restarts: Annotated[
         int | None, typer.Option(help="Replay this job of many starts, and print its story.")
     ] = None,
+    sites: Annotated[
+        int | None, typer.Option(help="Replay these jobs of one site, and print their story.")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
     ] = None,
@@ -144,7 +147,7 @@ def main(  # noqa: PLR0913 - the options that a person has
     """Run simulated worlds with every promise checked after everything that happens."""
     if digest and seed is None:
         raise typer.BadParameter("a digest belongs to one run: give its --seed too (SEED=n).")
-    for kind, job in zip(KINDS, (saves, loads, restarts), strict=True):
+    for kind, job in zip(KINDS, (saves, loads, restarts, sites), strict=True):
         if job is not None:
             _replay_job(kind, job)
             return

@@ -32,6 +32,7 @@ I9      resume never finds a torn checkpoint                        ``checks_sav
 I3, I4  a job that is started again and again                       ``checks_restarts``
 I8      all of its agents hear the same                             ``checks_restarts``
 I10     they come through the gate together                         ``checks_gate``
+I11     jobs that share a site stay away together                   ``checks_site``
 errors  what is raised is the answer to something that happened     ``KnownErrors``
 keys    nothing is left in the store for ever                       ``BoundedKeys``
 ======  ==========================================================  ===============================

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The kinds of simulated jobs beside the worlds of ranks: that save, that resume, that start again.
+"""The kinds of simulated jobs beside the worlds of ranks: saves, loads, restarts, and sites.
 
 Each is what ``drill.job_sweep`` has to know about it.
 """
@@ -16,10 +16,12 @@ from lightning_resilience.drill.restart_plan import random_restarts
 from lightning_resilience.drill.restart_world import RestartWorld
 from lightning_resilience.drill.save_plan import SavePlan, SeededChance, random_plan
 from lightning_resilience.drill.save_world import SaveWorld
+from lightning_resilience.drill.site_plan import random_site
+from lightning_resilience.drill.site_world import SiteWorld
 from lightning_resilience.drill.virtual import SeededDice
 
 
-__all__ = ["KINDS", "LOADS", "RESTARTS", "SAVES"]
+__all__ = ["KINDS", "LOADS", "RESTARTS", "SAVES", "SITES"]
 
 
 def _seeded_saves(plan: SavePlan, seed: int) -> SaveWorld:
@@ -40,6 +42,10 @@ def _counted_loads(world: LoadWorld) -> dict[str, int]:
 
 def _counted_restarts(world: RestartWorld) -> dict[str, int]:
     return {"starts": len(world.starts), "entries": world.agenda.happened}
+
+
+def _counted_sites(world: SiteWorld) -> dict[str, int]:
+    return {"jobs": world.plan.jobs, "entries": world.agenda.happened}
 
 
 def _statuses(world: RestartWorld) -> tuple[int, ...]:
@@ -80,5 +86,15 @@ RESTARTS: Final = JobKind(
 )
 """Jobs that are started again and again, by the agents of their nodes."""
 
-KINDS: Final[tuple[JobKind[Any, Any], ...]] = (SAVES, LOADS, RESTARTS)
+SITES: Final = JobKind(
+    name="sites",
+    per_seed=2,
+    sums="sites, {jobs:,} jobs, {entries:,} entries",
+    draw=random_site,
+    seeded=SiteWorld,
+    counted=_counted_sites,
+)
+"""Jobs that share a storage, and a store of their site."""
+
+KINDS: Final[tuple[JobKind[Any, Any], ...]] = (SAVES, LOADS, RESTARTS, SITES)
 """All of them, in the order of a sweep."""

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.drill.call_model import LAST_WORDS_S, RunningCall
 from lightning_resilience.drill.store_model import Watch
-from lightning_resilience.errors import DrillFailedError, ResilienceError, StoreError
+from lightning_resilience.errors import (
+    DrillFailedError,
+    ResilienceError,
+    StoreError,
+    StoreUnavailableError,
+)
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.store_effects import STORE_OPERATIONS, store_performers
 
@@ -62,6 +67,8 @@ class Simulator:
         storage: The dependency.
         observers: Are told what processes do and report.
         store_timeout_s: How long a process waits for the store, in seconds of its clock.
+        site: The store that several jobs share, where there is one.
+        site_timeout_s: How long a process waits for that, in seconds of its clock.
 
     Attributes:
         living: Processes that have neither ended nor crashed.
@@ -76,6 +83,8 @@ class Simulator:
         storage: StorageModel,
         observers: Observers,
         store_timeout_s: float,
+        site: StoreModel | None = None,
+        site_timeout_s: float = 0.0,
     ) -> None:
         self.agenda = agenda
         self.store = store
@@ -84,6 +93,7 @@ class Simulator:
         self.struck_until_s = 0.0
         self._observers = observers
         self._store_timeout_s = store_timeout_s
+        self._site, self._site_timeout_s = site, site_timeout_s
         self._handlers: dict[type, Callable[[Process, Any], Any]] = {
             fx.Now: lambda process, _effect: process.host.clock.read_s(agenda.now_s),
             fx.Draw: lambda process, _effect: process.dice.draw(),
@@ -93,6 +103,7 @@ class Simulator:
             fx.Call: self._call,
             fx.WaitFor: self._wait_for,
             fx.Local: self._locally,
+            fx.AtSite: self._ask_site,
             **dict.fromkeys(STORE_OPERATIONS, self._ask_store),
         }
 
@@ -276,6 +287,14 @@ class Simulator:
 
     def _ask_store(self, process: Process, effect: StoreEffect) -> _Later:
         self.send(process, effect, partial(self._deliver, process, process.turn))
+        return _LATER
+
+    def _ask_site(self, process: Process, effect: fx.AtSite) -> Any:  # noqa: ANN401 - an error, or later
+        if self._site is None:
+            return StoreUnavailableError("this world has no site")
+        timeout_s = process.host.clock.lasts_s(self._site_timeout_s)
+        answer = partial(self._deliver, process, process.turn)
+        self._site.send(process, effect.effect, answer, timeout_s=timeout_s)
         return _LATER
 
     def send(self, process: Process, effect: StoreEffect, answer: Callable[[Any], None]) -> None:

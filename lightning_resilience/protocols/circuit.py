@@ -248,6 +248,7 @@ def _settle(
 def _ring(circuit: Circuit, before: BreakerRecord, after: BreakerRecord) -> Protocol[None]:
     if after.epoch == before.epoch:
         return
+    circuit.wrote = after.epoch
     if breaker.passes(after) and before.state == BreakerState.HALF_OPEN.value:
         yield from _make_slots(circuit)
         # Order: after the record, so that whoever is woken reads it. If this process dies in

@@ -17,7 +17,9 @@ from lightning_resilience.core.breaker import BreakerState, BreakerView
 from lightning_resilience.core.breaker_record import precedes
 from lightning_resilience.core.budget import BudgetConfig, share
 from lightning_resilience.core.detour import ProbeShare, own_config, try_again_s
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.records import BreakerRecord, decode
+from lightning_resilience.core.site import PROBES, SITE_RUN, Lookout, name_at_site, site_config
 from lightning_resilience.protocols.ledger import Ledger
 from lightning_resilience.protocols.shortcut import Shortcut
 
@@ -26,11 +28,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lightning_resilience.core.breaker import BreakerConfig
-    from lightning_resilience.core.keys import Keys
     from lightning_resilience.core.lease import Sighting, Silence
 
 
-__all__ = ["Circuit", "Detour", "Limits", "Link", "give_detour", "learn"]
+__all__ = [
+    "Circuit",
+    "Detour",
+    "Limits",
+    "Link",
+    "Upstream",
+    "give_detour",
+    "give_upstream",
+    "learn",
+]
 
 _NEVER_S: Final = float("-inf")
 
@@ -75,6 +85,8 @@ class Circuit:
         shortcut: The way past the gate for calls that nobody has to decide about.
         ticket: A ticket for a slot that has not been used, with the store that it is of.
         turn: How far the line before the slots had come at the last look.
+        upstream: The breaker of the site above it, where there is one.
+        wrote: Latest epoch that this process has begun; 0 where there is none, or it was told.
     """
 
     __slots__ = (
@@ -100,9 +112,11 @@ class Circuit:
         "slot_keys",
         "ticket",
         "turn",
+        "upstream",
         "view",
         "votes",
         "window",
+        "wrote",
     )
 
     def __init__(
@@ -140,6 +154,8 @@ class Circuit:
         self.budget_key = keys.budget(dependency)
         self.shortcut = Shortcut()
         self.detour: Detour | None = None
+        self.upstream: Upstream | None = None
+        self.wrote = 0
         self.probe_share = ProbeShare()
         self.is_own = False
 
@@ -225,6 +241,46 @@ def give_detour(circuit: Circuit, *, link: Link, processes: int) -> None:
     )
     own.is_own = True
     circuit.detour = Detour(own, link=link, processes=processes)
+
+
+class Upstream:
+    """The breaker of the site above that of a job, as one process knows it.
+
+    Args:
+        circuit: The site's. Its record is in the site's store, where its host is this job.
+        link: Whether that store answers; one for all circuits of the process.
+        looks: Whether this process looks at it before it calls, for the whole job.
+
+    Attributes:
+        lookout: What this process knows of the age of the votes.
+    """
+
+    __slots__ = ("circuit", "link", "lookout", "looks")
+
+    def __init__(self, circuit: Circuit, *, link: Link, looks: bool) -> None:
+        self.circuit = circuit
+        self.link = link
+        self.looks = looks
+        self.lookout = Lookout()
+
+
+def give_upstream(circuit: Circuit, *, link: Link, looks: bool) -> None:
+    """Put a job's breaker under that of its site.
+
+    Args:
+        circuit: The job's.
+        link: Whether the site's store answers this process.
+        looks: Whether this process looks at it before it calls, for the whole job.
+    """
+    site = Circuit(
+        name_at_site(circuit.dependency),
+        config=site_config(circuit.config),
+        keys=Keys(run_id=SITE_RUN, incarnation=""),
+        host=circuit.keys.run_id,
+        hosts=circuit.config.site_quorum,
+    )
+    site.probe_share = PROBES
+    circuit.upstream = Upstream(site, link=link, looks=looks)
 
 
 def learn(circuit: Circuit, raw: bytes, *, read_at_s: float, seen_at_s: float) -> BreakerView:

@@ -22,6 +22,7 @@ effect               is sent                                    may have thrown 
 ``Nonce``            a text that nobody else uses               —
 ``Call``             what ``work`` returned                     what it raised, ``CallTimeoutError``
 ``Local``            as the effect in it                        as the effect in it
+``AtSite``           as the effect in it                        ``StoreUnavailableError``
 ``Emit``             None                                       —
 ===================  =========================================  ====================================
 """
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Add",
+    "AtSite",
     "Beat",
     "Call",
     "CompareAndSet",
@@ -181,6 +183,13 @@ class Local:
     effect: StoreEffect
 
 
+@dataclass(frozen=True, slots=True)
+class AtSite:
+    """Perform a store effect on the store that several jobs share, instead of the job's."""
+
+    effect: StoreEffect
+
+
 class Renewal(abc.ABC):
     """A lease in the shared store that is renewed while a call runs.
 
@@ -227,6 +236,7 @@ Effect: TypeAlias = (
     | Add
     | WaitFor
     | Local
+    | AtSite
     | Sleep
     | Now
     | Draw

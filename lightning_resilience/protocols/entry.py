@@ -24,6 +24,7 @@ from lightning_resilience.protocols.circuit import current
 from lightning_resilience.protocols.detour import choose, follow, is_lost, lose, old_view, until_s
 from lightning_resilience.protocols.effects import Draw, Now, Sleep
 from lightning_resilience.protocols.probe import await_passage
+from lightning_resilience.protocols.site import heed
 
 
 if TYPE_CHECKING:
@@ -112,6 +113,9 @@ def _by(
         if is_lost(circuit):
             # It is asked whether it is back, and nobody waits for that.
             patience_s = 0.0
+    if followed is circuit and circuit.upstream is not None:
+        heeding = heed(circuit)
+        yield from follow(circuit, followed, heeding, op=terms.operation, patience_s=patience_s)
     through = _through(followed, terms, view, deadline_at_s=deadline_at_s)
     return (
         yield from follow(circuit, followed, through, op=terms.operation, patience_s=patience_s)

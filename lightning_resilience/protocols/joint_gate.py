@@ -32,6 +32,7 @@ from lightning_resilience.protocols.effects import Beat, Emit, Get, Nonce, Now
 from lightning_resilience.protocols.joint_fence import decided, lay_out, verdict_end
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
+from lightning_resilience.protocols.site import heed
 
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def _own_decision(
 ) -> Protocol[tuple[core.GateDecision, int]]:
     if joint.circuit is None:
         return core.decide_gate(None, on_outage=_policy(member, joint)), 0
+    yield from heed(joint.circuit)
     view = yield from current(joint.circuit)
     if not passes(view.record):
         # Order: a verdict that stops anybody rests on a read that was made after arrival.

@@ -33,6 +33,7 @@ from lightning_resilience.protocols.circuit import refresh
 from lightning_resilience.protocols.effects import Draw, Get, MultiGet, Nonce, Now, Sleep
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
+from lightning_resilience.protocols.site import heed
 
 
 if TYPE_CHECKING:
@@ -237,6 +238,7 @@ def charge_missed(gate: Gate, go: GoRecord, *, gone: int) -> Protocol[None]:
 
 def _await_dependencies(gate: Gate, *, deadline_at_s: float) -> Protocol[None]:
     for dependency in gate.dependencies:
+        yield from heed(dependency.circuit)
         yield from await_passage(
             dependency.circuit,
             dependency.patience,
@@ -301,6 +303,7 @@ def let_through(dependencies: tuple[Dependency, ...]) -> Protocol[bool]:
         StoreUnavailableError: The store did not answer.
     """
     for dependency in dependencies:
+        yield from heed(dependency.circuit)
         view = yield from refresh(dependency.circuit)
         if not breaker.passes(view.record):
             return False

@@ -26,6 +26,7 @@ from lightning_resilience.protocols.circuit import apply, refresh, report
 from lightning_resilience.protocols.detour import follow, guide, isolate, lose, rejoin
 from lightning_resilience.protocols.effects import Emit
 from lightning_resilience.protocols.permit import leave
+from lightning_resilience.protocols.site import tell_trip
 
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def _report(entry: Entry, outcome: Outcome) -> Protocol[bool]:
         store_id=admitted.store_id,
         others_failed=others_failed,
     )
+    yield from tell_trip(circuit)
     return healthy
 
 

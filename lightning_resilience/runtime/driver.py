@@ -67,6 +67,7 @@ class Driver:
             interrupts one.
         adopt: Called in the thread that makes a call with a timeout; returns what the call's own
             thread runs first (for example, set the same CUDA device).
+        site: The store that this job shares with others, where there is one.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Driver:
         sink: EventSink,
         interrupt: Callable[[], None] = _nothing,
         adopt: Callable[[], Callable[[], None]] = _adopt_nothing,
+        site: SharedStore | None = None,
     ) -> None:
         self.store = store
+        self.site = site
         self.clock = clock
         self.dice = dice
         self.sink = sink
@@ -92,6 +95,7 @@ class Driver:
             **store_performers(store),
             fx.WaitFor: self._wait_for,
             fx.Local: self._locally,
+            fx.AtSite: self._at_site,
             fx.Sleep: self._sleep,
             fx.Now: lambda _effect: clock.now_s(),
             fx.Draw: lambda _effect: dice.draw(),
@@ -159,6 +163,12 @@ class Driver:
         if isinstance(inner, fx.WaitFor):
             return self._wait_for(inner, name="own_bells", store=self._own_store)
         return self._own_performers[type(inner)](inner)
+
+    def _at_site(self, effect: fx.AtSite) -> Any:  # noqa: ANN401 - whatever the effect yields
+        if self.site is None:
+            message = "this process has no connection to a site's store"
+            raise StoreUnavailableError(message)
+        return store_performers(self.site)[type(effect.effect)](effect.effect)
 
     def _wait_for(
         self, effect: fx.WaitFor, *, name: str = "bells", store: SharedStore | None = None

@@ -11,6 +11,7 @@ from lightning_resilience.core.breaker import (
     AttemptSucceeded,
     ForcedOpen,
     ForceReleased,
+    HeldUpstream,
     HostVoted,
     ProbeClaimed,
     ProbeFailed,
@@ -42,6 +43,13 @@ INPUTS: Final[dict[str, Callable[[BreakerRecord], BreakerInput]]] = {
     "the probe succeeds": lambda r: ProbeSucceeded(epoch=r.epoch, holder=r.holder),
     "the probe fails": lambda r: ProbeFailed(epoch=r.epoch, holder=r.holder, reason="reset"),
     "the probe is released": lambda r: ProbeReleased(epoch=r.epoch, holder=r.holder),
+    "the site is open": lambda _: HeldUpstream(upstream=5, open_s=15.0, reason="the site"),
+    "the probe is held": lambda r: HeldUpstream(
+        upstream=5, open_s=15.0, reason="the site", claim=(r.epoch, r.holder or "nobody")
+    ),
+    "an old probe is held": lambda r: HeldUpstream(
+        upstream=5, open_s=15.0, reason="the site", claim=(r.epoch - 1, r.holder)
+    ),
     "an old probe succeeds": lambda r: ProbeSucceeded(epoch=r.epoch - 1, holder=r.holder),
     "an old probe fails": lambda r: ProbeFailed(epoch=r.epoch - 1, holder=r.holder, reason="reset"),
     "an old probe is released": lambda r: ProbeReleased(epoch=r.epoch - 1, holder=r.holder),

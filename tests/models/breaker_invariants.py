@@ -13,6 +13,7 @@ from lightning_resilience.core.breaker import (
     AttemptFailed,
     BreakerState,
     ForceReleased,
+    HeldUpstream,
     HostVoted,
     ProbeFailed,
     ProbeReleased,
@@ -69,10 +70,10 @@ def _check_change(before: BreakerRecord, event: BreakerInput, stepped: BreakerSt
 
 def _check_opening(before: BreakerRecord, event: BreakerInput) -> None:
     if passes(before):
-        # A trip: only failures that say something about health come as these two.
-        assert isinstance(event, HostVoted | AttemptFailed)
+        # A trip: only failures that say something about health come as these.
+        assert isinstance(event, HostVoted | AttemptFailed | HeldUpstream)
     else:
-        assert isinstance(event, ProbeFailed | ProbeReleased | ForceReleased)
+        assert isinstance(event, ProbeFailed | ProbeReleased | ForceReleased | HeldUpstream)
 
 
 def check_record(config: BreakerConfig, record: BreakerRecord) -> None:
@@ -84,6 +85,7 @@ def check_record(config: BreakerConfig, record: BreakerRecord) -> None:
     assert 0 <= record.failures < config.reopen_failures
     assert record.failures == 0 or state is BreakerState.RECOVERING
     assert config.open_for_s <= record.open_s <= config.max_open_for_s
+    assert not record.upstream or not passes(record)
     if state is BreakerState.CLOSED:
         assert record.limit == config.max_concurrent
         assert record.open_s == config.open_for_s

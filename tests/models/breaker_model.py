@@ -41,13 +41,14 @@ class NaiveBreaker:
         self.allowed = config.max_concurrent
         self.stumbles = 0
         self.failed_recoveries = 0
+        self.first_wait_s: float = config.open_for_s
         self.story = [(1, "closed")]
 
     @property
     def wait_s(self) -> float:
         """How long the circuit stays open before a probe: doubled with each failed recovery."""
         longest_s: float = self.config.max_open_for_s
-        return min(longest_s, self.config.open_for_s * 2.0**self.failed_recoveries)
+        return min(longest_s, self.first_wait_s * 2.0**self.failed_recoveries)
 
     def tell(self, event: BreakerInput) -> bool:
         """Take one input; return whether anything changed."""
@@ -59,6 +60,8 @@ class NaiveBreaker:
             self._hear_operator(opens=isinstance(event, happened.ForcedOpen))
         elif isinstance(event, happened.ProbeClaimed):
             self._hear_claim(event)
+        elif isinstance(event, happened.HeldUpstream):
+            self._hear_site(event)
         elif event.epoch == self.epoch:
             self._hear_result(event)
         return self._snapshot() != before
@@ -78,14 +81,20 @@ class NaiveBreaker:
             share = math.ceil(round(self.config.quorum_fraction * event.hosts, 6))
             wanted = sorted([2, share, 8])[1]
             if len(self.voters) >= wanted or len(self.voters) >= event.hosts:
-                self.failed_recoveries = 0
+                self._forget_waits()
                 self._stop("open")
 
     def _hear_operator(self, *, opens: bool) -> None:
         if opens and self.mode != "forced_open":
             self._stop("forced_open")
         if not opens and self.mode == "forced_open":
-            self.failed_recoveries = 0
+            self._forget_waits()
+            self._stop("open")
+
+    def _hear_site(self, event: happened.HeldUpstream) -> None:
+        is_probers = self.mode == "half_open" and event.claim == (self.epoch, self.prober)
+        if is_probers or (event.claim is None and self.mode in {"closed", "recovering"}):
+            self.failed_recoveries, self.first_wait_s = 0, event.open_s
             self._stop("open")
 
     def _hear_result(self, event: Result) -> None:
@@ -132,8 +141,11 @@ class NaiveBreaker:
         else:
             self._enter("closed")
             self.allowed = self.config.max_concurrent
-            self.failed_recoveries = 0
+            self._forget_waits()
             self.stumbles = 0
+
+    def _forget_waits(self) -> None:
+        self.failed_recoveries, self.first_wait_s = 0, self.config.open_for_s
 
     def _stop(self, mode: str) -> None:
         if self.mode in {"closed", "recovering"}:

@@ -16,6 +16,7 @@ from lightning_resilience.core.breaker import (
     BreakerInput,
     ForcedOpen,
     ForceReleased,
+    HeldUpstream,
     HostVoted,
     ProbeClaimed,
     ProbeFailed,
@@ -24,6 +25,7 @@ from lightning_resilience.core.breaker import (
     VoteDropped,
     VotesCleared,
 )
+from lightning_resilience.core.site import look_again_s
 from tests.models.breaker_invariants import check_step
 from tests.models.breaker_model import NaiveBreaker
 
@@ -63,7 +65,7 @@ KINDS = [
     *["vote"] * 5,
     *["claim", "probed well", "called well"] * 3,
     *["probe failed", "call failed"] * 2,
-    *["drop", "clear", "probe released", "force", "release"],
+    *["drop", "clear", "probe released", "force", "release", "held", "probe held"],
 ]
 moves = st.tuples(
     st.sampled_from(KINDS), offsets, others, hosts, ages, st.sampled_from([1, 2, 4, 10, 50])
@@ -71,9 +73,10 @@ moves = st.tuples(
 Move = tuple[str, int, bool, str, float, int]
 
 
-def input_of(move: Move, record: BreakerRecord) -> BreakerInput:
+def input_of(move: Move, record: BreakerRecord, config: BreakerConfig) -> BreakerInput:
     """Return the input that a move stands for when it meets a record."""
     kind, offset, by_other, host, unchanged_s, number = move
+    held_s = look_again_s(config, draw=1 / number)
     epoch = record.epoch + offset
     holder = "somebody else" if by_other else record.holder
     inputs: dict[str, BreakerInput] = {
@@ -86,6 +89,13 @@ def input_of(move: Move, record: BreakerRecord) -> BreakerInput:
         "probe released": ProbeReleased(epoch=epoch, holder=holder),
         "called well": AttemptSucceeded(epoch=epoch),
         "call failed": AttemptFailed(epoch=epoch, reason="reset"),
+        "held": HeldUpstream(upstream=number, open_s=held_s, reason="the site is ill"),
+        "probe held": HeldUpstream(
+            upstream=number,
+            open_s=held_s,
+            reason="the site is ill",
+            claim=(epoch, holder or "nobody"),
+        ),
         "force": ForcedOpen(reason="maintenance"),
         "release": ForceReleased(reason="done"),
     }
@@ -113,7 +123,7 @@ def test_the_breaker_is_what_a_person_would_tell(config: BreakerConfig, story: l
     record = breaker.initial(config, store_id="store", writer="first")
 
     for number, move in enumerate(story):
-        event = input_of(move, record)
+        event = input_of(move, record, config)
         stepped = breaker.step(config, record, event, dependency="d", writer=f"nonce {number}")
         changed = model.tell(event)
 
@@ -133,7 +143,7 @@ def test_late_results_change_nothing(story: list[Move], late: list[int]) -> None
     disturbed = plain
 
     for number, move in enumerate(story):
-        event = input_of(move, plain)
+        event = input_of(move, plain, config)
         writer = f"nonce {number}"
         plain = breaker.step(config, plain, event, dependency="d", writer=writer).record
         disturbed = breaker.step(config, disturbed, event, dependency="d", writer=writer).record

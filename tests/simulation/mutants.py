@@ -46,6 +46,7 @@ class Mutant:
         of_saves: Whether it is hunted in worlds of saves, and not in those of jobs.
         of_loads: Whether it is hunted in those of loads.
         of_restarts: Whether it is hunted in worlds of restarts.
+        of_sites: Whether it is hunted in those of jobs that share a site.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Mutant:
     of_saves: bool = False
     of_loads: bool = False
     of_restarts: bool = False
+    of_sites: bool = False
 
 
 def _edit(file: str, old: str, new: str) -> Edit:
@@ -202,13 +204,18 @@ _PROBE = (
         story="I have just asked, so I wait for a whole lease before I ask again",
         edits=(
             _edit(
-                "protocols/probe.py",
+                "protocols/probing.py",
                 "    ):\n        return False\n    mine = circuit.view\n",
                 "    ):\n"
                 "        denied = replace(view.sighting, first_seen_at_s=claimed_at_s)\n"
                 "        circuit.view = replace(view, sighting=denied)\n"
                 "        return False\n"
                 "    mine = circuit.view\n",
+            ),
+            _edit(
+                "protocols/probing.py",
+                "from dataclasses import dataclass\n",
+                "from dataclasses import dataclass, replace\n",
             ),
             _edit(
                 "core/waiting.py",
@@ -243,11 +250,12 @@ _PROBE = (
                 "    return False",
             ),
             _edit(
-                "protocols/probe.py",
+                "protocols/probing.py",
                 "    yield from apply_to(circuit, mine, result)\n",
                 "    mine = yield from refresh(circuit)\n"
                 "    yield from apply_to(circuit, mine, result)\n",
             ),
+            _edit("protocols/probing.py", "import apply_to\n", "import apply_to, refresh\n"),
         ),
         found_by=("I2",),
         scenarios=("a_holder_stops_for_longer_than_its_lease",),
@@ -257,7 +265,7 @@ _PROBE = (
         story="the claim was won, so there is nothing left to look at",
         edits=(
             _edit(
-                "protocols/probe.py",
+                "protocols/probing.py",
                 "    if not lease.has_time_left(\n",
                 "    if False and not lease.has_time_left(\n",
             ),
@@ -281,7 +289,9 @@ _PROBE = (
     Mutant(
         name="a probe that was refused has failed",
         story="it raised an error",
-        edits=(_edit("protocols/probe.py", "        if outcome.counts:\n", "        if True:\n"),),
+        edits=(
+            _edit("protocols/probing.py", "        if outcome.counts:\n", "        if True:\n"),
+        ),
         found_by=("I2",),
         scenarios=("a_probe_is_refused",),
     ),
@@ -290,7 +300,7 @@ _PROBE = (
         story="the claim says when it was made, so everybody knows when its lease ends",
         edits=(
             _edit(
-                "protocols/probe.py",
+                "protocols/probing.py",
                 "    holder: str = yield Nonce()\n    claimed_at_s: float = yield Now()\n"
                 "    unchanged_s = claimed_at_s - view.sighting.first_seen_at_s\n",
                 "    holder: str = yield Nonce()\n    claimed_at_s: float = yield Now()\n"
@@ -397,7 +407,7 @@ _TRIP = (
     Mutant(
         name="one host opens the circuit",
         story="a failure is a failure, whoever has seen it",
-        edits=(_edit("core/breaker.py", "    if len(votes) >= needed:\n", "    if True:\n"),),
+        edits=(_edit("core/breaker.py", "    if counted >= needed:\n", "    if True:\n"),),
         found_by=("I2",),
     ),
     Mutant(
@@ -1636,8 +1646,8 @@ _RESTARTS = (
         edits=(
             _edit(
                 "protocols/restart.py",
-                "    for dependency in gate.dependencies:\n        yield from await_passage(\n",
-                "    for dependency in ():\n        yield from await_passage(\n",
+                "    for dependency in gate.dependencies:\n        yield from heed(",
+                "    for dependency in ():\n        yield from heed(",
             ),
             _edit(
                 "protocols/restart.py",
@@ -2032,6 +2042,157 @@ _LOADS = (
     ),
 )
 
+_SITES = (
+    Mutant(
+        name="a vote at the site counts however old it is",
+        story="whoever has voted has been ill",
+        edits=(
+            _edit(
+                "core/site.py",
+                "if now_s - at_s < config.window_s\n",
+                "if now_s - at_s < float('inf') or at_s\n",
+            ),
+        ),
+        found_by=("I2",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="a job that is held votes as well",
+        story="its circuit is open too",
+        edits=(
+            _edit(
+                "protocols/site.py",
+                "_look(up) if mine.upstream else _vote(up, mine)",
+                "_vote(up, mine)",
+            ),
+        ),
+        found_by=("I2",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="one vote is enough for the site",
+        story="it is a vote of a whole job",
+        edits=(
+            _edit(
+                "protocols/site.py",
+                "        hosts=site.config.site_quorum,\n",
+                "        hosts=1,\n",
+            ),
+        ),
+        found_by=("I2",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="a job probes for itself while the site's circuit is open",
+        story="it has found the storage ill by itself",
+        edits=(
+            _edit(
+                "protocols/site.py",
+                "    return None if view is None or passes(view.record) else view\n",
+                "    return None\n",
+            ),
+        ),
+        found_by=("I1",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="the site's probe is sent without a claim",
+        story="the job's own claim is enough",
+        edits=(
+            _edit(
+                "protocols/probing.py",
+                "    if above is not None and up is not None:\n",
+                "    if above is not None and up is not None and not waiting.is_probe_due(\n"
+                "        above, up.circuit.config, now_s=now_s\n"
+                "    ):\n",
+            ),
+        ),
+        found_by=("I1",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="nobody looks at the site before a call",
+        story="whoever is ill notices by itself",
+        edits=(
+            _edit(
+                "protocols/site.py",
+                "    if up is None or not up.looks:\n        return\n",
+                "    if up is not None or not up.looks:\n        return\n",
+            ),
+        ),
+        found_by=("I11",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="a job that recovers is not held",
+        story="it has just found the storage well",
+        edits=(
+            _edit(
+                "core/breaker.py",
+                "        AttemptFailed: _attempt_failed,\n        HeldUpstream: _hold,\n",
+                "        AttemptFailed: _attempt_failed,\n",
+            ),
+        ),
+        found_by=("I11",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="every process of a job looks at the site",
+        story="each has calls of its own",
+        edits=(
+            _edit(
+                "protocols/site.py",
+                "    if up is None or not up.looks:\n",
+                "    if up is None:\n",
+            ),
+        ),
+        found_by=("I7",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="the site is asked before each call",
+        story="a view may be old already",
+        edits=(
+            _edit(
+                "core/site.py",
+                "    return not is_fresh or view is None or",
+                "    return True or view is None or",
+            ),
+        ),
+        found_by=("I7",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="a job waits for a site that is away",
+        story="it may be back in a moment",
+        edits=(
+            _edit(
+                "protocols/site.py",
+                "        link.leave_alone(now_s=lost_at_s, draw=draw)\n",
+                "        link.leave_alone(now_s=lost_at_s, draw=draw)\n        yield Sleep(10.0)\n",
+            ),
+            _edit("protocols/site.py", "    Set,\n)", "    Set,\n    Sleep,\n)"),
+        ),
+        found_by=("I11",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="what a job has copied from its site is never let go",
+        story="the site will say when it is over",
+        edits=(
+            _edit(
+                "protocols/probing.py",
+                "    if above is not None and up is not None:\n",
+                "    if mine.upstream and up is not None:\n"
+                "        above = above or up.circuit.view or circuit.view\n"
+                "    if above is not None and up is not None:\n",
+            ),
+        ),
+        found_by=("I3",),
+        of_sites=True,
+    ),
+)
+
 MUTANTS: tuple[Mutant, ...] = (
     *_RECORD,
     *_PROBE,
@@ -2045,5 +2206,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *_SAVES,
     *_LOADS,
     *_RESTARTS,
+    *_SITES,
 )
 """All of them."""

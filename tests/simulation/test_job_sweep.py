@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from lightning_resilience.core import fetching, node_cache, pipeline, quota
+from lightning_resilience.core import fetching, node_cache, pipeline, quota, site
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.drill.__main__ import app
-from lightning_resilience.drill.job_kinds import KINDS, LOADS, RESTARTS, SAVES
+from lightning_resilience.drill.job_kinds import KINDS, LOADS, RESTARTS, SAVES, SITES
 from lightning_resilience.drill.parallel import jobs_on_cores
 from lightning_resilience.drill.restart_plan import FateKind
 
@@ -74,6 +74,11 @@ def loaded_without_a_look(patch: Patch) -> None:
 def charged_by_each(patch: Patch) -> None:
     """Nobody looks whether a failure was charged."""
     patch.setattr(quota, "charged", lambda *_: False)
+
+
+def called_without_a_look(patch: Patch) -> None:
+    """Nobody asks the site before a call."""
+    patch.setattr(site, "needs_look", lambda *_, **__: False)
 
 
 CASES = (
@@ -146,6 +151,28 @@ CASES = (
         plant=charged_by_each,
         found_by="I4 OneCharge",
         told="is at: gate",
+    ),
+    Case(
+        kind=SITES,
+        jobs=150,
+        least={"jobs": 300, "entries": 10_000},
+        troubles=(
+            "outage begins",
+            "crash begins",
+            "pause begins",
+            "storage_partition begins",
+            "the site's store goes",
+            "has lost everything",
+            "@site', epoch=2, previous='closed', state='open'",
+            "the circuit of the site is",
+            "SiteLost",
+            "SiteReturned",
+            "the site's probe succeeded",
+            "the site's probe failed",
+        ),
+        plant=called_without_a_look,
+        found_by="I11 HeldBySite",
+        told="begins call 1",
     ),
 )
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind.name)

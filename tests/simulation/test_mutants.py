@@ -71,7 +71,9 @@ def test_a_mutant_is_found_and_the_package_is_not(name: str) -> None:
 
     assert found.check.startswith(mutant.found_by), found.row()
     assert not mutate.fails_without(
-        {"path": found.path, "seed": found.seed}, of_restarts=mutant.of_restarts
+        {"path": found.path, "seed": found.seed},
+        of_restarts=mutant.of_restarts,
+        of_sites=mutant.of_sites,
     )
 
 

@@ -230,6 +230,7 @@ def test_a_store_url_is_host_and_port(url: str, address: tuple[str, int]) -> Non
     """Names, IPv4 and bracketed IPv6 addresses are understood."""
     assert config.parse_store_url(url) == address
     assert config.read_environment({"LIGHTNING_RESILIENCE_STORE": url}).store == url
+    assert config.read_environment({config.SITE_STORE: url}).site_store == url
 
 
 @pytest.mark.parametrize(

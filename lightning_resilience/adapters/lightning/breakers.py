@@ -19,7 +19,7 @@ from lightning_resilience.core.store_loss import DeferredError
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
 from lightning_resilience.errors import StoreError
 from lightning_resilience.protocols.circuit import Circuit, Limits, begin, refresh
-from lightning_resilience.protocols.circuit_memory import give_detour
+from lightning_resilience.protocols.circuit_memory import Link, give_detour, give_upstream
 from lightning_resilience.protocols.member_patience import patience_of
 from lightning_resilience.protocols.persistent import with_persistence
 from lightning_resilience.protocols.probe import Patience
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from lightning_resilience.core.records import BreakerRecord
     from lightning_resilience.core.retry import RetryPolicy
     from lightning_resilience.ports import CancelToken
-    from lightning_resilience.protocols.circuit_memory import Link
     from lightning_resilience.protocols.effects import Protocol
     from lightning_resilience.protocols.joint import Member
     from lightning_resilience.runtime.driver import Driver
@@ -98,7 +97,7 @@ class Breakers:
         self, member: Member, *, policy: Policy, driver: Driver, link: Link, hosts: int = 1
     ) -> None:
         self.policy = policy
-        self._link = link
+        self._link, self._site = link, Link()
         # Every rank loads. Rank 0 alone writes: there is nobody to come back at the same time as.
         self._hosts = {"read": hosts, "write": 1}
         self._spread_s = {"read": min(_SPREAD_S, member.world_size - 1.0), "write": 0.0}
@@ -122,6 +121,8 @@ class Breakers:
                 limits=self.policy.limits,
             )
             give_detour(circuit, link=self._link, processes=self._member.world_size)
+            if self._driver.site is not None:
+                give_upstream(circuit, link=self._site, looks=self._member.rank == 0)
             self._urls[name] = url
         return circuit
 

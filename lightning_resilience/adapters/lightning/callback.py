@@ -35,7 +35,6 @@ from lightning_resilience.adapters.lightning.words import with_words
 from lightning_resilience.adapters.telemetry import LoggingSink, audible
 from lightning_resilience.config import (
     build,
-    check_relations,
     read_environment,
     refuse_unknown_arguments,
 )
@@ -117,6 +116,8 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             nowhere.
         store: The store that all ranks share: a URL ``tcp://host:port``, a
             ``torch.distributed.Store``, or None for the server behind the default process group.
+        site_store: URL of a store of several jobs, with breakers above theirs (``core.site``); None
+            takes ``LIGHTNING_RESILIENCE_SITE_STORE``, else there is none.
         run_id: Name of this run. None takes ``LIGHTNING_RESILIENCE_RUN_ID``, the launcher's, or a
             fresh one.
         storage_options: Options of the fsspec filesystem; merged with ours, not replaced.
@@ -153,6 +154,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         max_pending_saves: int | None = None,
         pause_training: str | int | None = None,
         store: SharedStore | Store | str | None = None,
+        site_store: str | None = None,
         run_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         classify: Classifier | None = None,
@@ -168,6 +170,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             budget=budget,
             admission=admission,
             store=store,
+            site_store=site_store,
             run_id=run_id,
             storage_options=storage_options,
             classify=classify,
@@ -182,8 +185,6 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
         )
         self._checkpoints = build(CheckpointConfig, checkpoints)
         self._spool = build(SpoolConfig, spool)
-        own = self._options
-        check_relations(own.retry, own.breaker, self._joint, budget=own.budget)
         self._forget()
         defer(_callback_of)
 

@@ -16,6 +16,7 @@ from lightning_resilience.adapters.lightning.alone import adopt_device
 from lightning_resilience.adapters.lightning.resilient_io import STORE_TIMEOUT_S
 from lightning_resilience.adapters.lightning.session import Session
 from lightning_resilience.adapters.lightning.whereabouts import Whereabouts
+from lightning_resilience.adapters.site_store import open_site
 from lightning_resilience.adapters.store_discovery import open_store
 from lightning_resilience.config import check_relations
 from lightning_resilience.core.keys import Keys
@@ -110,6 +111,7 @@ def open_session(
         sink=sink,
         interrupt=termination.check,
         adopt=adopt_device,
+        site=open_site(options.site_store or environment.site_store),
     )
     keys = Keys(run_id=run_id, incarnation=incarnation)
     session = Session(

@@ -15,6 +15,7 @@ from lightning_resilience.adapters.node_cache import beside_runs
 from lightning_resilience.adapters.staging import spool_directory
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.sweeping import swept_spool
+from lightning_resilience.config import check_site_store
 from lightning_resilience.core.outcome import with_user_classifier
 from lightning_resilience.core.validation import check_kind
 from lightning_resilience.protocols.circuit import Limits
@@ -37,11 +38,13 @@ class Options(GuardOptions):
         storage_options: Options of the filesystem.
         spool_dir: Parent of the directory for staged files, or None.
         given: Names of the options that were given.
+        site_store: URL of the store that several jobs share, or None.
     """
 
     storage_options: dict[str, Any] = field(repr=False)
     spool_dir: str | None
     given: tuple[str, ...]
+    site_store: str | None = None
 
     @property
     def policy(self) -> Policy:
@@ -80,7 +83,7 @@ def check_options(**options: Any) -> Options:
     """Return the options, checked; None is an option that was not given.
 
     Args:
-        options: Those of ``GuardOptions``, ``storage_options`` and ``spool_dir``.
+        options: Those of ``GuardOptions``, ``storage_options``, ``spool_dir`` and ``site_store``.
 
     Raises:
         ConfigError: An option is out of range, or of another kind than it takes.
@@ -93,6 +96,7 @@ def check_options(**options: Any) -> Options:
         **{name: getattr(common, name) for name in OPTIONS},
         storage_options=dict(storage_options or {}),
         spool_dir=check_text("spool_dir", options.get("spool_dir")),
+        site_store=check_site_store(check_text("site_store", options.get("site_store"))),
         given=tuple(name for name, value in options.items() if value is not None),
     )
 

@@ -165,6 +165,7 @@ class Publisher:
             sink=alone.sink,
             interrupt=self._check,
             adopt=adopt_device,
+            site=alone.site,
         )
 
     def _check(self) -> None:

@@ -378,3 +378,5 @@ class Session:
     def _let_go(self) -> None:
         self.driver.close()
         self.driver.store.close()
+        if self.driver.site is not None:
+            self.driver.site.close()

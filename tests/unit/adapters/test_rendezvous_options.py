@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lightning_resilience.adapters.rendezvous_options import INNER, RendezvousOptions
+from lightning_resilience.config import SITE_STORE
 from lightning_resilience.core.breaker_config import BreakerConfig
 from lightning_resilience.core.restart_config import RestartConfig
 from lightning_resilience.errors import ConfigError
@@ -58,9 +59,24 @@ def test_several_urls_of_storage_are_separated() -> None:
     assert read().storage == ()
 
 
+def test_the_store_of_the_site_is_the_option_or_else_the_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One name, wherever it is given; what the command line says comes first."""
+    monkeypatch.setenv(SITE_STORE, "tcp://login1:29555")
+
+    assert read().site_store == "tcp://login1:29555"
+    assert read(site_store="tcp://login2:1").site_store == "tcp://login2:1"
+    monkeypatch.delenv(SITE_STORE)
+    assert read().site_store is None
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
+        ({"site_store": "login1"}, "site_store='login1'"),
+        ({"site_quorum": "9"}, "site_quorum=9"),
+        ({"site_stroe": "tcp://a:1"}, "Did you mean 'site_store'?"),
         ({"restart_qouta": "3"}, "Did you mean 'restart_quota'?"),
         ({"join_timout": "3"}, "Did you mean 'join_timeout'?"),
         ({"retry_ratio": "0.1"}, "It is an option of BudgetConfig."),

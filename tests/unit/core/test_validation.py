@@ -56,13 +56,19 @@ SECONDS = {
 }
 WHOLE = {
     RetryPolicy: ("max_attempts", "unknown_max_attempts"),
-    BreakerConfig: ("trip_failures", "reopen_failures", "max_concurrent", "ramp_start"),
+    BreakerConfig: (
+        "trip_failures",
+        "reopen_failures",
+        "max_concurrent",
+        "ramp_start",
+        "site_quorum",
+    ),
     BudgetConfig: ("retry_floor",),
     JointConfig: ("max_pending_saves",),
     CheckpointConfig: ("max_consecutive_save_failures",),
     SpoolConfig: ("spool_max_items", "spool_max_bytes"),
 }
-MOST = {"max_concurrent": 1024}
+MOST = {"max_concurrent": 1024, "site_quorum": 8}
 OTHERS = {
     RetryPolicy: ("retry_after_max_s",),
     BreakerConfig: ("quorum_fraction",),

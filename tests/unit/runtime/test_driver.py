@@ -1087,3 +1087,29 @@ def test_a_call_interrupted_as_its_lease_begins_leaves_no_renewal(
 
     assert len(alive) == 1
     await_end(alive)
+
+
+# What several jobs share -------------------------------------------------------------------------
+
+
+def test_effects_at_the_site_are_performed_on_its_store_and_no_other(
+    make_driver: Callable[..., Driver], store: MemoryStore
+) -> None:
+    """The same key is another one in the job's store, and in the process's own."""
+    driver = make_driver(site=MemoryStore())
+
+    driver.run(one(fx.AtSite(fx.Set("a", b"1"))))
+
+    assert driver.run(one(fx.AtSite(fx.Get("a")))) == b"1"
+    assert driver.run(one(fx.AtSite(fx.CompareAndSet("a", b"1", b"2")))) == b"2"
+    assert driver.run(one(fx.AtSite(fx.MultiGet(("a", "b"))))) == [b"2", None]
+    assert store.get("a") is None
+    assert driver.run(one(fx.Local(fx.Get("a")))) is None
+
+
+def test_a_process_without_a_site_is_told_that_it_is_away(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """Whoever asks can do without it."""
+    with pytest.raises(StoreUnavailableError, match="no connection to a site's store"):
+        make_driver().run(one(fx.AtSite(fx.Get("a"))))

@@ -16,6 +16,7 @@ from lightning_resilience.core.breaker import (
     BreakerState,
     ForcedOpen,
     ForceReleased,
+    HeldUpstream,
     HostVoted,
     ProbeClaimed,
     ProbeFailed,
@@ -103,6 +104,10 @@ def variants(epoch: int = EPOCH, holder: str = HOLDER) -> dict[type, list[Breake
             ProbeReleased(epoch=number, holder=name)
             for number in epochs
             for name in (holder, "other")
+        ],
+        HeldUpstream: [
+            HeldUpstream(upstream=5, open_s=15.0, reason="the site is ill", claim=claimed)
+            for claimed in (None, *((number, holder) for number in epochs), (epoch, "other"))
         ],
         AttemptSucceeded: [AttemptSucceeded(epoch=number) for number in epochs],
         AttemptFailed: [AttemptFailed(epoch=number, reason="timeout") for number in epochs],

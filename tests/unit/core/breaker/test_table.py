@@ -20,6 +20,7 @@ from lightning_resilience.core.breaker import (
     BreakerState,
     ForcedOpen,
     ForceReleased,
+    HeldUpstream,
     ProbeFailed,
     ProbeReleased,
     ProbeSucceeded,
@@ -52,6 +53,12 @@ OLD, THIS = EPOCH - 1, EPOCH
 NARROW = BreakerConfig(max_concurrent=1, ramp_start=1)
 
 Situation = tuple[BreakerRecord, BreakerInput, BreakerConfig]
+
+
+def held(claimed: tuple[int, str] | None) -> HeldUpstream:
+    """Return that the site's circuit is open, with the probe that it holds back."""
+    return HeldUpstream(upstream=5, open_s=15.0, reason="the site is ill", claim=claimed)
+
 
 # What the page's word for a condition means, for each state and input that it stands beside.
 SITUATIONS: dict[tuple[str, str, str], Situation] = {
@@ -152,6 +159,19 @@ SITUATIONS: dict[tuple[str, str, str], Situation] = {
         CONFIG,
     ),
     **{
+        (state.name, "HeldUpstream", when): (record_in(state), held(claimed), CONFIG)
+        for state, when, claimed in (
+            (CLOSED, "no probe is held back", None),
+            (CLOSED, "a probe is held back", (THIS, HOLDER)),
+            (HALF_OPEN, "of this epoch and holder", (THIS, HOLDER)),
+            (HALF_OPEN, "of another epoch", (OLD, HOLDER)),
+            (HALF_OPEN, "of another holder", (THIS, "other")),
+            (HALF_OPEN, "no probe is held back", None),
+            (RECOVERING, "no probe is held back", None),
+            (RECOVERING, "a probe is held back", (THIS, HOLDER)),
+        )
+    },
+    **{
         (state.name, "ForcedOpen", "always"): (record_in(state), ForcedOpen(reason="r"), CONFIG)
         for state in (CLOSED, OPEN, HALF_OPEN, RECOVERING)
     },
@@ -182,7 +202,7 @@ def key_of(row: list[str]) -> tuple[str, str, str]:
 
 
 def test_every_pair_of_state_and_input_is_in_the_table_of_the_code() -> None:
-    """The code says what each of the 11 inputs does in each of the 5 states."""
+    """The code says what each of the 12 inputs does in each of the 5 states."""
     assert set(TABLE) == set(BreakerState)
     for handlers in TABLE.values():
         assert set(handlers) == set(get_args(BreakerInput))
