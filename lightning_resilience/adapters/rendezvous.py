@@ -193,7 +193,7 @@ class ResilientHandler(RendezvousHandler):
             )
         _log.warning("joining again in %.1f s: %s", pause_s, text_of(error))
         if failure is JoinFailure.UNREACHABLE:
-            self._connection.drop()
+            self._connection.failed(error)
         self._clock.sleep(pause_s)
 
     def _pass_gate(self) -> None:
