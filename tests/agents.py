@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import decode
 from lightning_resilience.core.restart import GoRecord
+from tests.ports import free_port
 from tests.warm_python import ROOT
 
 
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 WITHIN_S = 150.0
 """Against a hang only: a loaded machine is slow."""
 WORKER = str(Path(__file__).with_name("agent_worker.py"))
+TOLD_TO_STOP = 143
+"""Status of an agent that a test has told to stop."""
 CONF: Mapping[str, Any] = {
     "keep_alive_interval": 1,
     # A busy machine may keep a thread from its heartbeat for seconds.
@@ -141,6 +143,22 @@ def shift_clock() -> None:
     inner.dt = SimpleNamespace(datetime=clock, timedelta=dt.timedelta, timezone=dt.timezone)
 
 
+def die_when_joined() -> None:
+    """Let this process be killed as soon as the round that it has joined is whole."""
+    from lightning_resilience.adapters.rendezvous_connection import (  # noqa: PLC0415
+        Connection,
+    )
+
+    join = Connection.join
+
+    def joined(self: Connection) -> Any:
+        join(self)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    patched: Any = Connection
+    patched.join = joined
+
+
 def _launch_from_program(asked: Launch) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 
@@ -184,13 +202,6 @@ def register_backend(folder: Path) -> None:
     sys.path.append(str(folder))
     importlib.invalidate_caches()
     registry._register_out_of_tree_handlers()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(kw_only=True)
@@ -299,7 +310,7 @@ class Agents:
         ends_at_s = time.monotonic() + within_s
         while not done():
             failed = [agent.code for agent in self.agents.values() if agent.code not in {None, 0}]
-            if time.monotonic() >= ends_at_s or set(failed) - {-signal.SIGKILL}:
+            if time.monotonic() >= ends_at_s or set(failed) - {-signal.SIGKILL, TOLD_TO_STOP}:
                 message = f"agents have ended with {failed}, or it was long:\n{self.text()}"
                 raise AssertionError(message)
             self.warm.listen(lambda: False, within_s=0.05)

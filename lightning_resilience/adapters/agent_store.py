@@ -87,13 +87,17 @@ class AgentStore:
         """Return the names of the keys of a start of the workers."""
         return Keys(run_id=self.run_id, incarnation=incarnation)
 
-    def run(self, protocol: Protocol[T]) -> T:
+    def run(self, protocol: Protocol[T], *, hurry: bool = False) -> T:
         """Run a protocol to its end.
+
+        Args:
+            protocol: A fresh protocol.
+            hurry: Whether this agent is leaving, and waits only shortly for each answer.
 
         Raises:
             StoreUnavailableError: The store did not answer.
         """
-        return self.driver.run(protocol)
+        return self.driver.run(protocol, hurry=hurry)
 
     def now_s(self) -> float:
         """Seconds on this process's monotonic clock."""

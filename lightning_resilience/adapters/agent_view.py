@@ -11,6 +11,7 @@ torch has other names, nothing is found, and the workers' own reports have to do
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 
-__all__ = ["WorkerExit", "is_failing", "worker_exits"]
+__all__ = ["WorkerExit", "failing_with", "first_rank", "stopped_by", "worker_exits"]
 
 _MOST_FRAMES: Final = 200
 _MOST_WORKERS: Final = 64
@@ -61,9 +62,26 @@ def worker_exits() -> list[WorkerExit]:
     ]
 
 
-def is_failing() -> bool:
-    """Tell whether an exception is on its way through torch's launcher: the agent has given up."""
-    return sys.exc_info()[1] is not None
+def failing_with() -> BaseException | None:
+    """Return the exception that is on its way through torch's launcher: the agent has given up."""
+    return sys.exc_info()[1]
+
+
+def stopped_by() -> signal.Signals | None:
+    """Return the signal for which torch's agent is ending; None where it is not."""
+    # Torch's handler of signals raises an exception with this.
+    number = getattr(sys.exc_info()[1], "sigval", None)
+    return None if number is None else signal.Signals(number)
+
+
+def first_rank() -> int | None:
+    """Return the lowest global rank of this agent's workers; None where unknown."""
+    for frame in _frames():
+        group = getattr(frame.f_locals.get("self"), "_worker_group", None)
+        ranks = [int(worker.global_rank) for worker in getattr(group, "workers", ())]
+        if ranks:
+            return min(ranks)
+    return None
 
 
 def _failures_in(frame: FrameType) -> dict[int, Any]:

@@ -23,37 +23,30 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from lightning_resilience.adapters import rendezvous_inner as within
-from lightning_resilience.adapters.agent_view import is_failing, worker_exits
+from lightning_resilience.adapters.agent_view import failing_with, stopped_by, worker_exits
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
-from lightning_resilience.adapters.rendezvous_end import leave
-from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirror_of
+from lightning_resilience.adapters.rendezvous_end import leave, leave_alone, leave_told
+from lightning_resilience.adapters.rendezvous_gate import dependencies_of, kept_ending, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+from lightning_resilience.adapters.rendezvous_reports import report_exits
+from lightning_resilience.adapters.rendezvous_round import name_of_round
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
-from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of, unread
+from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of
+from lightning_resilience.core.leaving import broken_off, unread
 from lightning_resilience.core.quota import Ending
-from lightning_resilience.core.restart import first_contact_s, lost
-from lightning_resilience.core.worker_exits import incident_of_exit
+from lightning_resilience.core.restart import first_contact_s, missed
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
-from lightning_resilience.protocols.incarnation import (
-    announce,
-    name_round,
-    read_name,
-)
-from lightning_resilience.protocols.incident import publish_incident
-from lightning_resilience.protocols.restart import (
-    Gate,
-    charge_missed,
-    pass_first_gate,
-    pass_gate,
-)
+from lightning_resilience.protocols.restart import Gate, charge_missed, pass_first_gate, pass_gate
 from lightning_resilience.protocols.restart_record import Memory
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
 
 if TYPE_CHECKING:
+    import signal
+
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
     from lightning_resilience.adapters.agent_store import AgentStore
@@ -117,7 +110,7 @@ class ResilientHandler(RendezvousHandler):
         self._node = 0
         self._is_called = False
         """Whether the workers are restarted because of other agents."""
-        self._has_left = False
+        self._left: Ending | None = None
         self._passed: tuple[Gate, GoRecord] | None = None
         self._members: frozenset[tuple[str, int]] = frozenset()
 
@@ -126,7 +119,14 @@ class ResilientHandler(RendezvousHandler):
         return BACKEND
 
     def get_run_id(self) -> str:
-        """Return the name of the run."""
+        """Return the name of the run.
+
+        Raises:
+            SystemExit: A signal has told this agent to stop; with its status.
+        """
+        sign = stopped_by()
+        if sign is not None:
+            self._stop(sign)
         return self._run_id
 
     @property
@@ -143,6 +143,7 @@ class ResilientHandler(RendezvousHandler):
             SystemExit: The job has ended; with its status.
             RendezvousError: What the handler within raises about a state that nobody understands.
         """
+        self._watching = None
         if self._round is None:
             self._clock.sleep(first_contact_s(self._nodes, draw=self._dice.draw()))
         joining = Joining(join_s=self._options.join_s, started_at_s=self._clock.now_s())
@@ -179,6 +180,8 @@ class ResilientHandler(RendezvousHandler):
         if failure is JoinFailure.CLOSED and self._memory is not None:
             # Whoever ends the job for all closes the rendezvous, for those who wait in it.
             self._remember(self._memory.keys.incarnation)
+        if failure is JoinFailure.UNREACHABLE:
+            self._look_what_is_kept()
         now_s = self._clock.now_s()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=self._dice.draw())
         if pause_s is None:
@@ -196,6 +199,12 @@ class ResilientHandler(RendezvousHandler):
             self._connection.failed(error)
         self._clock.sleep(pause_s)
 
+    def _look_what_is_kept(self) -> None:
+        kept = kept_ending(self._options, run_id=self._run_id)
+        if kept is not None:
+            self._left = kept
+            leave_alone(kept, options=self._options, run_id=self._run_id)
+
     def _pass_gate(self) -> None:
         over = self._round
         if over is None:
@@ -204,9 +213,9 @@ class ResilientHandler(RendezvousHandler):
             return
         memory, store = self._remember(over.incarnation), self._connection.store()
         if not self._is_called:
-            self._report(store, memory)
+            report_exits(store, memory.keys)
         there = within.participants(self._connection.handler())
-        gate = self._gate(memory, left=lost(over, there), is_failure=not self._is_called)
+        gate = self._gate(memory, left=missed(over, there), is_failure=not self._is_called)
         passed = store.run(pass_gate(gate))
         if isinstance(passed, Ending):
             self._leave(passed)
@@ -221,17 +230,6 @@ class ResilientHandler(RendezvousHandler):
     def _gate(self, memory: Memory, **seen: Any) -> Gate:
         needed = dependencies_of(self._options, self._connection.store(), memory.keys)
         return Gate(memory=memory, config=self._options.restart, dependencies=needed, **seen)
-
-    def _report(self, store: AgentStore, memory: Memory) -> None:
-        """Tell how the workers of this agent have ended, where they have not told that."""
-        for each in worker_exits():
-            offered = incident_of_exit(
-                rank=each.rank,
-                status=each.status,
-                message=each.message,
-                writer=self._dice.nonce(),
-            )
-            store.run(publish_incident(memory.keys, offered))
 
     def _remember(self, incarnation: str) -> Memory:
         """Return what this agent remembers of restarts, for a start of the workers.
@@ -264,21 +262,15 @@ class ResilientHandler(RendezvousHandler):
         store = self._connection.store()
         before = "" if self._round is None else self._round.incarnation
         names = self._connection.names(info)
-        try:
-            if info.rank == 0:
-                found = names.run(name_round(nodes=info.world_size, before=before))
-                store.run(announce(store.keys(""), found))
-            else:
-                deadline_at_s = names.now_s() + self._options.naming_s
-                found = names.run(read_name(deadline_at_s=deadline_at_s))
-        finally:
-            names.close()
+        found = name_of_round(info, store, names, options=self._options, before=before)
         self._look_who_is_here(store)
         # Order: before the look at the record, so that whoever leaves there says which node it is.
         self._round, self._node = found, info.rank
         memory = self._remember(found.incarnation)
         self._is_called = False
-        self._watching = Watching(self._connection, self._options, memory=memory, begun=found)
+        self._watching = Watching(
+            self._connection, self._options, memory=memory, begun=found, dice=self._dice
+        )
         os.environ[INCARNATION] = found.incarnation
         url = self._connection.url
         if self._named_store is None and url is not None:
@@ -311,18 +303,11 @@ class ResilientHandler(RendezvousHandler):
 
     def is_closed(self) -> bool:
         """Tell whether the rendezvous is closed; not, as long as nobody can be asked."""
-        try:
-            return bool(self._connection.handler().is_closed())
-        except Exception as error:  # noqa: BLE001 - torch's agent ends for any of them
-            _log.info("is_closed was not answered: %s", error)
-            return False
+        return self._connection.is_closed()
 
     def set_closed(self) -> None:
         """Close the rendezvous for all."""
-        try:
-            self._connection.handler().set_closed()  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001 - torch's agent ends for any of them
-            _log.warning("the rendezvous could not be closed: %s", error)
+        self._connection.set_closed()
 
     # The end --------------------------------------------------------------------------------------
 
@@ -332,18 +317,18 @@ class ResilientHandler(RendezvousHandler):
         Raises:
             SystemExit: The job has ended otherwise than well; with its status.
         """
-        if self._has_left:
+        if self._left is not None:
             # ``SystemExit`` is on its way through torch's launcher, which calls this once more.
             self._connection.drop()
             return False
         # Order: before this handles an exception of its own.
-        has_failed, ending = is_failing(), None
+        error, ending = failing_with(), None
         try:
-            ending = self._ending()
-        except RETRYABLE as error:
-            _log.warning("how the job has ended could not be told: %s", error)
+            ending = self._ending() or broken_off(error)
+        except RETRYABLE as silent:
+            _log.warning("how the job has ended could not be told: %s", silent)
             # Without any record there is one status that may be wrong and does no harm.
-            ending = unread(text_of(error)) if has_failed else None
+            ending = None if error is None else unread(text_of(silent))
         if ending is not None:
             self._leave(ending)
         try:
@@ -356,7 +341,7 @@ class ResilientHandler(RendezvousHandler):
 
     def _shut_down(self) -> bool:
         handler = self._connection.handler()
-        if is_failing():
+        if failing_with() is not None:
             # This agent alone has come to its end: the others form again without it.
             within.stop(handler)
             return True
@@ -391,8 +376,16 @@ class ResilientHandler(RendezvousHandler):
 
     def _leave(self, ending: Ending) -> NoReturn:
         """Leave with a status, and say why."""
-        self._has_left = True
+        self._left = ending
         if not may_start_again(ending.code):
             self.set_closed()
         nodes = 1 if self._round is None else self._round.nodes
         leave(self._connection, ending, options=self._options, node=self._node, nodes=nodes)
+
+    def _stop(self, sign: signal.Signals) -> NoReturn:
+        """Leave because a signal says so; with the job's own status where this has left already."""
+        if self._left is not None:
+            raise SystemExit(int(self._left.code))
+        memory = None if self._watching is None else self._memory
+        keys = None if memory is None else memory.keys
+        leave_told(self._connection, sign, options=self._options, keys=keys)

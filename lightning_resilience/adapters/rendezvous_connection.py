@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
 from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
 from lightning_resilience.errors import CorruptRecordError, StoreError
 
@@ -198,6 +199,27 @@ class Connection:
             in_etcd.opened(in_etcd.rounds_of(self._etcd), keep_s=in_etcd.ROUNDS_KEEP_S).close()
         with in_etcd.understood():
             return within.with_own_client(handler.next_rendezvous())
+
+    def is_closed(self) -> bool:
+        """Tell whether the rendezvous is closed; not, as long as nobody can be asked."""
+        try:
+            return bool(self.handler().is_closed())
+        except Exception as error:
+            # Torch's agent ends for any of them.
+            if is_stop(error):
+                raise
+            _log.info("is_closed was not answered: %s", error)
+            return False
+
+    def set_closed(self) -> None:
+        """Close the rendezvous for all, where it can be reached."""
+        try:
+            self.handler().set_closed()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            # As above.
+            if is_stop(error):
+                raise
+            _log.warning("the rendezvous could not be closed: %s", error)
 
     def renew(self) -> bool:
         """Give torch's handler a new client, where its own broke and the server is there.

@@ -13,32 +13,35 @@ import platform
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.small_objects import put
 from lightning_resilience.adapters.staging import spool_directory
 from lightning_resilience.adapters.storage import Storage, dependency_of
+from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.restart import StorageRecord
+from lightning_resilience.core.restart import StorageRecord, run_of_circuits
+from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.circuit import Circuit
 from lightning_resilience.protocols.effects import Get
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import Dependency
-from lightning_resilience.protocols.restart_record import Mirror
+from lightning_resilience.protocols.restart_record import Memory, Mirror
+from lightning_resilience.runtime.memory import MemoryStore
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from lightning_resilience.adapters.agent_store import AgentStore
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
-    from lightning_resilience.core.keys import Keys
+    from lightning_resilience.core.quota import Ending
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["dependencies_of", "mirror_of"]
+__all__ = ["dependencies_of", "kept_ending", "mirror_of"]
 
 _MIRROR_TIMEOUT_S: Final = 10.0
 _ANSWERS: Final = frozenset({FailureClass.PERMANENT, FailureClass.AUTH, FailureClass.CAPACITY})
@@ -56,17 +59,21 @@ def dependencies_of(
     told = store.run(_told(keys))
     storage = _storage(store)
     found: dict[str, Dependency] = {}
-    for url in (*options.storage, *told):
+    circuits = Keys(run_id=run_of_circuits(told, keys.run_id), incarnation="")
+    for url in (*options.storage, *told.urls):
         for kind in ("read", "write"):
             name = f"{dependency_of(url)}:{kind}"
             if name not in found:
-                found[name] = _dependency(options, storage, store, url=url, kind=kind)
+                found[name] = _dependency(
+                    options, storage, store, url=url, kind=kind, keys=circuits
+                )
     return tuple(found.values())
 
 
-def _told(keys: Keys) -> Protocol[Iterable[str]]:
+def _told(keys: Keys) -> Protocol[StorageRecord]:
     raw: bytes | None = yield Get(keys.storage)
-    return () if raw is None else decode(StorageRecord, raw, key=keys.storage).urls
+    nothing = StorageRecord(writer="")
+    return nothing if raw is None else decode(StorageRecord, raw, key=keys.storage)
 
 
 def _storage(store: AgentStore) -> Storage:
@@ -75,12 +82,18 @@ def _storage(store: AgentStore) -> Storage:
 
 
 def _dependency(
-    options: RendezvousOptions, storage: Storage, store: AgentStore, *, url: str, kind: str
+    options: RendezvousOptions,
+    storage: Storage,
+    store: AgentStore,
+    *,
+    url: str,
+    kind: str,
+    keys: Keys,
 ) -> Dependency:
     circuit = Circuit(
         f"{dependency_of(url)}:{kind}",
         config=options.breaker,
-        keys=store.keys(""),
+        keys=keys,
         host=platform.node(),
     )
     probe: Callable[[CancelToken], Any] = partial(storage.probe_read, url)
@@ -123,3 +136,23 @@ def mirror_of(options: RendezvousOptions, store: AgentStore) -> Mirror | None:
         put(place.store, place.path, encode(record), nonce=record.writer, token=token)
 
     return Mirror(load, save, timeout_s=_MIRROR_TIMEOUT_S)
+
+
+def kept_ending(options: RendezvousOptions, *, run_id: str) -> Ending | None:
+    """Return how a job has ended that a person has to release, as shared storage has kept it.
+
+    For an agent that finds no store: the one that hosts it has left with that, and before this one
+    came. None also where nothing is kept, or nobody can tell.
+
+    Args:
+        options: Of this agent.
+        run_id: Name of the run.
+    """
+    if options.restarts is None:
+        return None
+    store = AgentStore(MemoryStore(), run_id=run_id)
+    try:
+        memory = Memory(store.keys(""), mirror=mirror_of(options, store))
+        return store.run(restart_record.read(memory)).ending
+    finally:
+        store.close()

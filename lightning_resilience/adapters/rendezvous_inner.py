@@ -6,6 +6,7 @@
 private name                          where a version of torch has it no more
 ====================================  ==============================================================
 ``_state_holder.state.participants``  lost nodes are noticed when their workers' peers fail
+``_state_holder._last_sync_time``     a state that was not read yet counts as one without nodes
 ``_state_holder._sanitize``           a node lives as torch judges it: by the clocks of two hosts
 ``_store``                            our records have to have a store of their own
 ``_backend._store``                   a broken connection is a lost store: all join anew
@@ -119,9 +120,11 @@ def _made(
 
 def participants(handler: RendezvousHandler) -> int | None:
     """Return how many nodes have part in the present round, as was read last; None if unknown."""
-    state = getattr(getattr(handler, "_state_holder", None), "state", None)
-    found = getattr(state, "participants", None)
-    return None if found is None else len(found)
+    holder = getattr(handler, "_state_holder", None)
+    found = getattr(getattr(holder, "state", None), "participants", None)
+    # A state that was never read is as empty as one that says that nobody is there.
+    has_looked = getattr(holder, "_last_sync_time", 0) >= 0
+    return len(found) if found is not None and has_looked else None
 
 
 def members(handler: RendezvousHandler) -> frozenset[tuple[str, int]]:

@@ -124,12 +124,19 @@ class RendezvousOptions:
 
     @property
     def naming_s(self) -> float:
-        """For how long the node that names a round is waited for once that is complete, in seconds.
+        """For how long the node that names a round waits for the others once it is complete.
+
+        In seconds.
 
         For longer than it may be silent there is no reason: it is gone, and the round is made anew.
         A static rendezvous waits for nobody, so there it has not even come yet.
         """
         return self.join_s if self.inner == "static" else min(self.grace_s, self.join_s)
+
+    @property
+    def named_s(self) -> float:
+        """For how long a round's name is waited for: node 0 waits for the other nodes itself."""
+        return self.naming_s + self.naming_s
 
     @property
     def join_s(self) -> float:

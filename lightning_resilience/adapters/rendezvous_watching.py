@@ -11,11 +11,12 @@ nodes wait to join                           yes, unless what they would load is
 the rendezvous does not answer               what was seen last, for as long as a node may be silent
 ===========================================  =======================================================
 
-It costs one read of the job's store each ``keep_alive_interval``, beside what torch reads itself.
+It costs one request at the job's store each ``keep_alive_interval``, beside torch's own.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TYPE_CHECKING
 
@@ -23,17 +24,19 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 
 from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.rendezvous_gate import dependencies_of
-from lightning_resilience.core.joining import Watch
+from lightning_resilience.core.incident import is_stop
+from lightning_resilience.core.joining import Cadence, Watch
 from lightning_resilience.core.restart import lost
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.restart import News, let_through, look_around
-from lightning_resilience.runtime.system import SystemClock, SystemDice
+from lightning_resilience.runtime.system import SystemClock
 
 
 if TYPE_CHECKING:
     from lightning_resilience.adapters.rendezvous_connection import Connection
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
     from lightning_resilience.core.restart import IncarnationRecord
+    from lightning_resilience.ports import Dice
     from lightning_resilience.protocols.restart_record import Memory
 
 
@@ -50,6 +53,7 @@ class Watching:
         options: Checked options.
         memory: What this agent remembers of restarts.
         begun: The start of the workers.
+        dice: This agent's, that no other agent has.
     """
 
     def __init__(
@@ -59,22 +63,25 @@ class Watching:
         *,
         memory: Memory,
         begun: IncarnationRecord,
+        dice: Dice,
     ) -> None:
         self._connection = connection
         self._options = options
         self._memory = memory
         self._begun = begun
-        self._clock, self._dice = SystemClock(), SystemDice(rank=id(self))
-        self._watch = Watch(every_s=options.keep_alive_s, grace_s=options.grace_s)
-        self._growth = Watch(every_s=options.keep_alive_s, grace_s=options.grace_s)
+        self._clock, self._dice = SystemClock(), dice
+        self._watch = Watch(grace_s=options.grace_s)
+        self._looks = Cadence(every_s=options.keep_alive_s)
+        self._growth = Cadence(every_s=options.keep_alive_s)
         self._may_grow = False
+        self._turns = itertools.count()
 
     def look(self) -> News:
         """Look around, once in a while; no news where the store does not answer."""
-        if not self._watch.is_due(now_s=self._clock.now_s()):
+        if not self._looks.is_due(now_s=self._clock.now_s()):
             return News()
         try:
-            return self._connection.store().run(look_around(self._memory))
+            return self._connection.store().run(look_around(self._memory, next(self._turns)))
         except (StoreUnavailableError, RendezvousError) as error:
             _log.debug("no news: %s", error)
             return News()
@@ -84,7 +91,10 @@ class Watching:
         try:
             handler = self._connection.handler()
             waiting = handler.num_nodes_waiting()
-        except Exception as error:  # noqa: BLE001 - torch's agent ends for any of them
+        except Exception as error:
+            # Torch's agent ends for any of them; and has to, where it was told to stop.
+            if is_stop(error):
+                raise
             return self._silent(error)
         there = within.participants(handler)
         away = lost(self._begun, there)

@@ -10,9 +10,12 @@ stands is:
 1. the first ``error``: an exception that is neither an echo nor a request to stop;
 2. as long as there is none, the first ``killed``: a process that was ended without a word, as its
    agent has seen;
-3. as long as there is none of these, whatever came first: a ``signal`` (somebody was told to
-   stop), an ``echo`` (a transport broke: another rank has gone without a word), or an ``exit`` (its
-   agent has seen it end with a status, and nobody has said why).
+3. as long as there is none of these, the first ``signal`` that an agent has seen: somebody else has
+   told that process to stop, since an agent that stops its own workers does not look at them;
+4. as long as there is none of these, whatever came first: a ``signal`` that a rank tells (maybe
+   its agent has stopped it, because another one has failed), an ``echo`` (a transport broke:
+   another rank has gone without a word), or an ``exit`` (its agent has seen it end with a status,
+   and nobody has said why).
 
 An exception with which all ranks leave together wakes nobody, since nobody waits for anybody. One
 rank tells of it all the same, for the agents, who decide about a restart.
@@ -74,6 +77,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
         failure: Name of the ``FailureClass`` of its exception; empty where that is not known.
         fingerprint: Stands for the error, the same for each that differs in numbers only; empty
             where there is none.
+        by_agent: Whether an agent tells it, which has seen how the process has ended.
         writer: Nonce of this write.
     """
 
@@ -84,6 +88,7 @@ class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     step: Annotated[int, msgspec.Meta(ge=-1)]
     failure: str = ""
     fingerprint: str = ""
+    by_agent: bool = False
     writer: str
 
 
@@ -108,7 +113,7 @@ _TOGETHER: Final = "JointError"
 _ALONE: Final = "JointUnavailableError"
 TRANSPORT_SOURCE: Final = "/gloo/"
 """gloo raises plain RuntimeErrors, and names the line of its source."""
-_STANDING: Final = {IncidentKind.ERROR.value: 2, IncidentKind.KILLED.value: 1}
+_STANDING: Final = {IncidentKind.ERROR.value: 3, IncidentKind.KILLED.value: 2}
 _NUMBERS: Final = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
 
 
@@ -184,7 +189,12 @@ def fingerprint_of(error: str) -> str:
 
 def outranks(new: IncidentRecord, found: IncidentRecord) -> bool:
     """Tell whether ``new`` takes the place of what was found: only what is nearer to the cause."""
-    return _STANDING.get(new.kind, 0) > _STANDING.get(found.kind, 0)
+    return _standing(new) > _standing(found)
+
+
+def _standing(record: IncidentRecord) -> int:
+    is_outsiders = record.by_agent and record.kind == IncidentKind.SIGNAL.value
+    return _STANDING.get(record.kind, int(is_outsiders))
 
 
 def is_notable(mine: IncidentRecord, standing: IncidentRecord) -> bool:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Cadence",
     "JoinFailure",
     "Joining",
     "OwnerRecord",
@@ -47,7 +48,6 @@ __all__ = [
     "foreign_text",
     "may_host",
     "text_of",
-    "unread",
 ]
 
 _BASE_S: Final = 0.2
@@ -146,16 +146,6 @@ def ending_of(
     return Ending(code=ExitCode.OUTAGE, reason=reason)
 
 
-def unread(text: str) -> Ending:
-    """Return how an agent leaves that has failed, and cannot read what the others make of it.
-
-    Args:
-        text: Why it cannot, in one line.
-    """
-    reason = f"This agent has failed, and how the job has ended could not be read: {text}."
-    return Ending(code=ExitCode.OUTAGE, reason=reason)
-
-
 @dataclass(slots=True, kw_only=True)
 class Joining:
     """One agent's attempts to join one round. One thread.
@@ -238,32 +228,41 @@ class Joining:
 
 
 @dataclass(slots=True, kw_only=True)
+class Cadence:
+    """When something is due that is done once in a while only. One thread.
+
+    Args:
+        every_s: How often, in seconds.
+        next_at_s: When next, on this process's clock.
+    """
+
+    every_s: float
+    next_at_s: float = float("-inf")
+
+    def is_due(self, *, now_s: float) -> bool:
+        """Tell whether it is due now; where so, the next time is set."""
+        if now_s < self.next_at_s:
+            return False
+        self.next_at_s = now_s + self.every_s
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
 class Watch:
     """What an agent whose workers are well answers. One thread.
 
     Args:
-        every_s: How often it looks around, in seconds.
         grace_s: How long it answers what it knew last, in seconds.
-        looks_at_s: When it looks around next, on its own clock.
         waiting: Nodes that were waiting at the last answer.
         silent_since_s: Since when the store has not answered; None while it does.
     """
 
-    every_s: float
     grace_s: float
-    looks_at_s: float = float("-inf")
     waiting: int = 0
     silent_since_s: float | None = None
     attempts: int = 0
     """Attempts to reach a store that is silent."""
     tries_at_s: float = float("-inf")
-
-    def is_due(self, *, now_s: float) -> bool:
-        """Tell whether to look around now; where so, the next time is set."""
-        if now_s < self.looks_at_s:
-            return False
-        self.looks_at_s = now_s + self.every_s
-        return True
 
     def answered(self, waiting: int, *, lost: int) -> int:
         """Take note of an answer; return how many nodes wait, as the agent is to see it.

@@ -44,13 +44,15 @@ __all__ = [
     "first_contact_s",
     "incarnation_of",
     "lost",
+    "missed",
     "next_incarnation",
     "restart_delay_s",
-    "with_urls",
+    "run_of_circuits",
+    "with_told",
 ]
 
 _FIRST_CONTACT_PER_NODE_S: Final = 0.02
-_FIRST_CONTACT_LEAST_S: Final = 0.3
+_SPREAD_BY_TORCH_S: Final = 0.3
 _FIRST_CONTACT_MOST_S: Final = 30.0
 _MOST_URLS: Final = 32
 _INCARNATION: Final = re.compile(r"(\d+)-")
@@ -100,28 +102,45 @@ class StorageRecord(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         v: Version of the format.
         urls: Directories of checkpoints, without credentials.
+        run_id: Under which run the workers keep their circuits; empty for the agents' own.
         writer: Nonce of this write.
     """
 
     v: int = VERSION
     urls: tuple[str, ...] = ()
+    run_id: str = ""
     writer: str
 
 
-def with_urls(
-    found: StorageRecord | None, urls: Iterable[str], *, writer: str
+def with_told(
+    found: StorageRecord | None, urls: Iterable[str], *, run_id: str, writer: str
 ) -> StorageRecord | None:
     """Return the record of what the workers use; None where it says that already.
 
     Args:
         found: What is there; None where nothing is.
         urls: Directories, without credentials.
+        run_id: Under which run the workers keep their circuits now; empty for the agents' own.
         writer: A fresh nonce.
     """
-    known = () if found is None else found.urls
-    new = tuple(dict.fromkeys(url for url in urls if url not in known))
+    there = StorageRecord(writer=writer) if found is None else found
+    new = tuple(dict.fromkeys(url for url in urls if url not in there.urls))
+    if not new and run_id == there.run_id:
+        return None
     # A job whose every fit has a directory of its own must not make it grow for ever.
-    return StorageRecord(urls=(*known, *new)[-_MOST_URLS:], writer=writer) if new else None
+    return StorageRecord(urls=(*there.urls, *new)[-_MOST_URLS:], run_id=run_id, writer=writer)
+
+
+def run_of_circuits(told: StorageRecord, own: str) -> str:
+    """Return under which run the circuits are that a restart waits for.
+
+    A user's own run id is in the program, which an agent does not see: the workers tell it.
+
+    Args:
+        told: What the workers have told.
+        own: What the agents call the run.
+    """
+    return told.run_id or own
 
 
 class ProgressRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +186,20 @@ def lost(over: IncarnationRecord | None, there: int | None) -> int:
     return 0 if over is None or there is None else max(0, over.nodes - there)
 
 
+def missed(over: IncarnationRecord | None, there: int | None) -> int:
+    """Return how many nodes an agent misses at the gate, where it is counted among those there.
+
+    Args:
+        over: The start of the workers that is over; None before the first.
+        there: Nodes that have part in its round, as the rendezvous says; None where nobody knows.
+
+    Note:
+        A rendezvous that knows of nobody, not even of who asks, has come back empty with its store.
+        It says nothing of who has left; the next round shows that.
+    """
+    return lost(over, there or None)
+
+
 def advanced(found: ProgressRecord, told: ProgressRecord) -> ProgressRecord | None:
     """Return the record of further progress; None where it is no further than what was found."""
     new = (max(found.step, told.step), max(found.checkpoint_step, told.checkpoint_step))
@@ -194,11 +227,12 @@ def first_contact_s(nodes: int, *, draw: float) -> float:
     """Return how long an agent waits before it first asks for the store, in seconds.
 
     All nodes of a job are started at once. The window grows with their number, so that the server
-    is asked for some 50 connections a second at most; torch's own is 0.3 s for any number.
+    is asked by some 50 a second at most. Torch lets each of them wait itself, in a window of 0.3 s
+    for any number: enough for 15, which need not wait twice.
 
     Args:
         nodes: How many nodes the job may have.
         draw: A uniform number in [0, 1).
     """
-    window_s = max(_FIRST_CONTACT_LEAST_S, nodes * _FIRST_CONTACT_PER_NODE_S)
+    window_s = max(0.0, nodes * _FIRST_CONTACT_PER_NODE_S - _SPREAD_BY_TORCH_S)
     return draw * min(window_s, _FIRST_CONTACT_MOST_S)

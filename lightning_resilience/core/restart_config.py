@@ -33,7 +33,8 @@ class RestartConfig:
             are not counted.
         restart_base_delay_s: Upper bound of the delay before the first restart, in seconds, > 0.
         restart_max_delay_s: Largest upper bound, in seconds, ≥ ``restart_base_delay_s``.
-        gate_deadline_s: How long a restart waits for an ill dependency, in seconds, > 0.
+        gate_deadline_s: How long a restart waits for an ill dependency, in seconds, > 0; for one
+            end of the workers, however often an agent has to begin anew meanwhile.
         settle_s: How long the reports of workers are waited for before a cause is told, in seconds,
             ≥ 0: the first to report is often not the first to fail.
         linger_s: How long the agent that hosts the store waits for the others to have read how the

@@ -297,12 +297,10 @@ class Plan:
     Args:
         publish: Names of spooled files by rank: of each path the newest.
         drop: Names of those that a newer one replaces, by rank.
-        paths: Where those that are published belong.
     """
 
     publish: Mapping[int, tuple[str, ...]]
     drop: Mapping[int, tuple[str, ...]]
-    paths: tuple[str, ...]
 
 
 def plan_for(found: Iterable[tuple[int, str, SpoolEntry]]) -> Plan:
@@ -319,9 +317,7 @@ def plan_for(found: Iterable[tuple[int, str, SpoolEntry]]) -> Plan:
         if each[2].path in newest:
             older.append(newest[each[2].path])
         newest[each[2].path] = each
-    return Plan(
-        publish=_by_rank(newest.values()), drop=_by_rank(older), paths=tuple(sorted(newest))
-    )
+    return Plan(publish=_by_rank(newest.values()), drop=_by_rank(older))
 
 
 def is_outdated(entry: SpoolEntry, there: Manifest | None) -> bool:

@@ -80,6 +80,7 @@ def incident_of_exit(*, rank: int, status: int, message: str, writer: str) -> In
         step=_UNKNOWN_STEP,
         failure="" if failure is None else failure.value,
         fingerprint=fingerprint_of(error) if kind is IncidentKind.ERROR else "",
+        by_agent=True,
         writer=writer,
     )
 

@@ -15,7 +15,7 @@ from lightning_resilience.core.exit_codes import ExitCode, may_start_again
 from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
 from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.quota import Ending
-from lightning_resilience.core.restart import first_contact_s, lost
+from lightning_resilience.core.restart import first_contact_s, missed
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.drill.process import Operation
 from lightning_resilience.drill.restart_inner import JoinFailedError
@@ -224,8 +224,8 @@ class Agent:
         memory = yield from self._remember(self.over.incarnation)
         if not self._is_called:
             yield from self._report(memory)
-        there = lost(self.over, self.world.inner.there())
-        gate = replace(self._gate(memory), left=there, is_failure=not self._is_called)
+        left = missed(self.over, self.world.inner.there())
+        gate = replace(self._gate(memory), left=left, is_failure=not self._is_called)
         passed = yield from pass_gate(gate)
         if isinstance(passed, Ending):
             yield from self._leave(passed)

@@ -7,9 +7,10 @@ It is what ``adapters.rendezvous_watching`` does with torch's own rendezvous.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final
 
-from lightning_resilience.core.joining import Watch
+from lightning_resilience.core.joining import Cadence, Watch
 from lightning_resilience.core.restart import lost
 from lightning_resilience.drill.restart_plan import GRACE_S, KEEP_ALIVE_S
 from lightning_resilience.errors import StoreError
@@ -37,18 +38,20 @@ class AgentWatch:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._watch = Watch(every_s=KEEP_ALIVE_S, grace_s=GRACE_S)
-        self._growth = Watch(every_s=KEEP_ALIVE_S, grace_s=GRACE_S)
+        self._watch = Watch(grace_s=GRACE_S)
+        self._looks = Cadence(every_s=KEEP_ALIVE_S)
+        self._growth = Cadence(every_s=KEEP_ALIVE_S)
         self._may_grow = False
+        self._turns = itertools.count()
 
     def look(self) -> Protocol[News]:
         """Look around, once in a while; no news where the store does not answer."""
         now_s: float = yield Now()
         memory = self._agent.memory
-        if memory is None or not self._watch.is_due(now_s=now_s):
+        if memory is None or not self._looks.is_due(now_s=now_s):
             return News()
         try:
-            return (yield from look_around(memory))
+            return (yield from look_around(memory, next(self._turns)))
         except StoreError:
             return News()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.restart import StorageRecord, with_urls
+from lightning_resilience.core.restart import StorageRecord, with_told
 from lightning_resilience.protocols.effects import Delete, MultiGet, Nonce
 from lightning_resilience.protocols.shared_cell import create, update
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["tell_start"]
 
 
-def tell_start(keys: Keys, urls: Collection[str]) -> Protocol[None]:
+def tell_start(keys: Keys, urls: Collection[str], *, run_id: str = "") -> Protocol[None]:
     """Tell that a fit begins, and what it loads and saves. On rank 0, before any rank trains.
 
     What was told of an earlier fit of the same processes is taken back: they have survived it. Not
@@ -31,6 +31,7 @@ def tell_start(keys: Keys, urls: Collection[str]) -> Protocol[None]:
     Args:
         keys: Names of the keys of this run and incarnation.
         urls: Directories of checkpoints, without credentials.
+        run_id: Under which run the workers keep their circuits; the agents' own is no news.
 
     Raises:
         StoreUnavailableError: The store did not answer.
@@ -41,9 +42,10 @@ def tell_start(keys: Keys, urls: Collection[str]) -> Protocol[None]:
     incident, bell, raw = values
     if incident is not None and bell is None:
         yield Delete(keys.joint("incident", 0))
+    own = "" if run_id == keys.run_id else run_id
     nonce: str = yield Nonce()
     if raw is None:
-        first = with_urls(None, urls, writer=nonce)
+        first = with_told(None, urls, run_id=own, writer=nonce)
         if first is None:
             return
         written = yield from create(keys.storage, encode(first))
@@ -53,7 +55,7 @@ def tell_start(keys: Keys, urls: Collection[str]) -> Protocol[None]:
 
     def change(found: bytes, writer: str) -> bytes | None:
         there = decode(StorageRecord, found, key=keys.storage)
-        record = with_urls(there, urls, writer=writer)
+        record = with_told(there, urls, run_id=own, writer=writer)
         return None if record is None else encode(record)
 
     yield from update(keys.storage, raw, change)

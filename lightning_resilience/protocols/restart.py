@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "LOOKS",
     "Dependency",
     "Gate",
     "News",
@@ -53,6 +54,9 @@ __all__ = [
     "pass_first_gate",
     "pass_gate",
 ]
+
+LOOKS: Final = 4
+"""After so many looks around, an agent has seen everything that there is to see."""
 
 _CIRCLES: Final = 64
 """So often a circuit may open again during the delay; the deadline comes before that."""
@@ -109,8 +113,15 @@ class News:
     is_over: bool = False
 
 
-def look_around(memory: Memory) -> Protocol[News]:
-    """Look whether other agents have come to the gate, or have ended the job: one round trip.
+def look_around(memory: Memory, turn: int) -> Protocol[News]:
+    """Look whether other agents have come to the gate, or have ended the job: one read.
+
+    One key each time, and the bell every other time: whoever comes to the gate because of a failure
+    rings it, and everything else is said again by nodes that are missed, or that wait to join.
+
+    Args:
+        memory: What this agent remembers of restarts.
+        turn: How often it has looked around before, in this start of the workers.
 
     Raises:
         StoreUnavailableError: The store did not answer.
@@ -118,14 +129,15 @@ def look_around(memory: Memory) -> Protocol[News]:
     keys = memory.keys
     # The bell and not the incident: workers that have told why they leave are still leaving, and
     # what they save meanwhile has its time. An agent rings when it has seen one end.
-    names = (keys.restarts, keys.joint("failed", 0), keys.joint("go", 0))
-    values: list[bytes | None] = yield MultiGet(names)
-    record, bell, go = values
-    if record is None and memory.seen is None:
-        return News(is_over=bell is not None or go is not None)
-    found = yield from restart_record.look(memory, record)
-    is_charged = quota.charged(found, memory.keys.incarnation)
-    return News(ending=found.ending, is_over=is_charged or bell is not None or go is not None)
+    bell = keys.joint("failed", 0)
+    key = (bell, keys.restarts, bell, keys.joint("go", 0))[turn % LOOKS]
+    raw: bytes | None = yield Get(key)
+    if key != keys.restarts:
+        return News(is_over=raw is not None)
+    if raw is None and memory.seen is None:
+        return News()
+    found = yield from restart_record.look(memory, raw)
+    return News(ending=found.ending, is_over=quota.charged(found, keys.incarnation))
 
 
 def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
@@ -139,7 +151,7 @@ def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
         CorruptRecordError: A record does not decode.
     """
     now_s: float = yield Now()
-    deadline_at_s = now_s + gate.config.gate_deadline_s
+    deadline_at_s = gate.memory.came_at_s(now_s=now_s) + gate.config.gate_deadline_s
     record = yield from restart_record.read(gate.memory)
     if record.ending is not None:
         return record.ending
@@ -183,7 +195,7 @@ def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
     if ending is not None:
         return ending
     try:
-        deadline_at_s = now_s + gate.config.gate_deadline_s
+        deadline_at_s = gate.memory.came_at_s(now_s=now_s) + gate.config.gate_deadline_s
         return (yield from _last_look(gate, deadline_at_s=deadline_at_s))
     except CircuitOpenError as error:
         return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))

@@ -89,7 +89,7 @@ class Memory:
         answered_at_s: When the store has answered last, on this agent's clock.
     """
 
-    __slots__ = ("_go", "answered_at_s", "keys", "mirror", "seen", "sighting")
+    __slots__ = ("_came", "_go", "answered_at_s", "keys", "mirror", "seen", "sighting")
 
     def __init__(self, keys: Keys, *, mirror: Mirror | None = None) -> None:
         self.keys = keys
@@ -98,13 +98,24 @@ class Memory:
         self.sighting: Sighting | None = None
         self.answered_at_s = float("-inf")
         self._go: Sighting | None = None
+        self._came: Sighting | None = None
 
     def followed_by(self, keys: Keys, *, mirror: Mirror | None = None) -> Memory:
         """Return what the same agent remembers where other keys count: of the next start."""
         following = Memory(keys, mirror=mirror)
         following.seen, following.sighting = self.seen, self.sighting
         following.answered_at_s, following._go = self.answered_at_s, self._go
+        following._came = self._came
         return following
+
+    def came_at_s(self, *, now_s: float) -> float:
+        """Return when this agent came to the gate first, after this start of the workers.
+
+        An incident has one deadline: an agent that comes to the gate once more, because the store
+        has failed or others have not come, does not get a new one.
+        """
+        self._came = lease.observe(self._came, (self.keys.incarnation,), now_s=now_s)
+        return self._came.first_seen_at_s
 
     def rest_s(self, go: GoRecord, *, now_s: float) -> float:
         """Return what is left of the delay that was agreed, from when this agent has first seen it.

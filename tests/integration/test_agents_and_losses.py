@@ -11,6 +11,7 @@ import pytest
 from lightning_resilience.core.breaker import BreakerState
 from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.records import BreakerRecord, decode, encode
+from tests.agents import WITHIN_S
 from tests.faulty_filesystem import FaultPlan, Rule
 
 
@@ -66,6 +67,23 @@ def test_the_host_of_the_store_never_comes_back(agents: Make) -> None:
     reason = job.reason(1)
     assert (reason["name"], reason["may_start_again"]) == ("outage", True)
     assert "could not join at 127.0.0.1:" in reason["reason"]
+
+
+def test_a_node_dies_when_it_has_just_joined(agents: Make) -> None:
+    """Torch's agents wait for it to give ranks: the round is made anew before they do."""
+    job = agents(conf={"keep_alive_max_attempt": 5})
+
+    job.start(0)
+    job.start(1, before=("tests.agents:die_when_joined",))
+    job.agents[1].wait(WITHIN_S)
+    job.start(1)
+    job.until_start(1, size=2)
+    record = job.restarts()
+    job.finish()
+
+    assert job.codes() == [0, 0]
+    assert job.text().count("in a world of size 2") > 2
+    assert record.restarts == 0
 
 
 def open_circuit(job: Agents) -> None:

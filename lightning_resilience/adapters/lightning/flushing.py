@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -203,6 +204,12 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     v: int = 1
     publish: dict[str, tuple[str, ...]] = {}
     drop: dict[str, tuple[str, ...]] = {}
+
+
+class _Published(msgspec.Struct, frozen=True, kw_only=True):
+    """Where belongs what was published: of one rank, and then of all."""
+
+    v: int = 1
     paths: tuple[str, ...] = ()
 
 
@@ -242,11 +249,26 @@ def publish_what_was_left(trainer: Any, session: Session, asked: Any) -> None:
             publish = plan.publish.get(str(session.member.rank), ())
             _publish(session, root, [each for each in mine if each[1].name in publish])
             _drop(mine, publish)
-            if session.flushing is not None:
-                session.flushing.storeless.published(plan.paths)
+            _share_what_is_there(session, root)
     finally:
         for spool, _ in mine:
             spool.release()
+
+
+def _share_what_is_there(session: Session, root: str) -> None:
+    # Where a checkpoint was left is no name that is free, and every rank has to know that.
+    key = "what nodes have published"
+    texts = session.told("publish") if session.member.rank == 0 else ()
+
+    def collect(token: CancelToken) -> str:
+        del token
+        each = [decode(_Published, text.encode(), key=key).paths for text in texts if text]
+        return encode(_Published(paths=tuple(sorted({*chain.from_iterable(each)})))).decode()
+
+    told = session.on_rank_zero("share", root, collect, is_guarded=False)
+    if session.flushing is not None:
+        there = decode(_Published, told.detail.encode(), key=key)
+        session.flushing.storeless.published(there.paths)
 
 
 def _wanted_by(trainer: Any, asked: Any) -> Callable[[SpoolEntry], bool]:
@@ -272,7 +294,6 @@ def _plan(texts: Iterable[str], token: CancelToken) -> str:
         _Told(
             publish={str(rank): names for rank, names in plan.publish.items()},
             drop={str(rank): names for rank, names in plan.drop.items()},
-            paths=plan.paths,
         )
     ).decode()
 
@@ -286,6 +307,7 @@ def _drop(mine: Iterable[tuple[SpoolDirectory, Kept]], names: Iterable[str]) -> 
 
 def _publish(session: Session, root: str, mine: list[tuple[SpoolDirectory, Kept]]) -> None:
     done: set[str] = set()
+    there: set[str] = set()
 
     def publish(token: CancelToken) -> str:
         for spool, one in mine:
@@ -304,7 +326,8 @@ def _publish(session: Session, root: str, mine: list[tuple[SpoolDirectory, Kept]
                     redacted(one.entry.path),
                     "published" if published is not None else "older than what is in storage",
                 )
+                there.add(one.entry.path)
             done.add(one.name)
-        return ""
+        return encode(_Published(paths=tuple(sorted(there)))).decode()
 
     session.by_all("publish", root, Asked(session.storage, root, publish))

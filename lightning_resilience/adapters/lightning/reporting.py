@@ -5,7 +5,8 @@
 ======================  ============  ==============================================================
 when                    who           what
 ======================  ============  ==============================================================
-a fit is set up         rank 0        what it loads and saves: a restart waits for that
+a fit is set up         rank 0        what it loads and saves, and under which run its circuits
+                                      are: a restart waits for that
 it goes on from a       rank 0        that step: how far the job has come
 checkpoint
 a checkpoint is in      rank 0        its step; from a thread, so that training waits for nobody
@@ -111,14 +112,16 @@ class Reporting:
 
     # How far the job has come ---------------------------------------------------------------------
 
-    def start(self, urls: Iterable[str]) -> None:
+    def start(self, urls: Iterable[str], *, run_id: str) -> None:
         """Tell what is loaded and saved, on rank 0 of a fit.
 
         Args:
             urls: Directories of checkpoints.
+            run_id: Under which run this rank keeps its circuits, maybe a name of the user's.
         """
         if self._rank == 0:
-            self._try(tell_start(self._keys, [redacted(url) for url in urls]))
+            told = [redacted(url) for url in urls]
+            self._try(tell_start(self._keys, told, run_id=run_id))
 
     def went_on(self, step: int) -> None:
         """Have it told, by rank 0, that a fit starts from a checkpoint; step 0 is none."""
@@ -221,7 +224,7 @@ def hook_reporting(
         return None
     reporting.failing = session.failing
     if is_fitting(trainer):
-        reporting.start(_directories(trainer))
+        reporting.start(_directories(trainer), run_id=session.member.keys.run_id)
     if rank == 0:
         session.alone.on_saved = reporting.saved
     owner, name = stage_runner(trainer)

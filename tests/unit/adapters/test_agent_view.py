@@ -5,14 +5,22 @@
 from __future__ import annotations
 
 import json
+import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from lightning_resilience.adapters.agent_view import WorkerExit, is_failing, worker_exits
+from lightning_resilience.adapters.agent_view import (
+    WorkerExit,
+    failing_with,
+    first_rank,
+    stopped_by,
+    worker_exits,
+)
 
 
 if TYPE_CHECKING:
@@ -88,14 +96,45 @@ def test_without_an_agent_nothing_is_known() -> None:
 
 def test_it_is_known_whether_the_agent_has_given_up() -> None:
     """From the exception that is on its way."""
-    seen = [is_failing()]
+    error = ValueError("given up")
+    seen = [failing_with()]
 
     def launch() -> None:
         try:
-            raise ValueError("given up")
+            raise error
         finally:
-            seen.append(is_failing())
+            seen.append(failing_with())
 
     with pytest.raises(ValueError, match="given up"):
         launch()
-    assert seen == [False, True]
+    assert seen == [None, error]
+
+
+def test_it_is_known_which_signal_has_stopped_the_agent() -> None:
+    """By the exception of torch's own handler; any other is none."""
+
+    def seen(error: Exception) -> signal.Signals | None:
+        try:
+            raise error
+        except type(error):
+            return stopped_by()
+
+    assert stopped_by() is None
+    assert seen(ValueError("bad")) is None
+    assert seen(SignalException("stop", signal.SIGHUP)) is signal.SIGHUP
+
+
+def test_it_is_known_which_workers_are_the_agents() -> None:
+    """By torch's own group of them."""
+
+    class Agent:
+        def __init__(self, *ranks: int) -> None:
+            workers = [SimpleNamespace(global_rank=rank) for rank in ranks]
+            self._worker_group = SimpleNamespace(workers=workers)
+
+        def run(self) -> int | None:
+            return first_rank()
+
+    assert Agent(6, 5, 7).run() == 5
+    assert Agent().run() is None
+    assert first_rank() is None

@@ -4,12 +4,27 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from tests.handlers import server, status_of
+import pytest
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.core.quota import Ending, RestartRecord, ended
+from lightning_resilience.core.records import encode
+from lightning_resilience.protocols import restart_record
+from lightning_resilience.protocols.restart_record import Memory
+from tests.handlers import WITHIN_S, server, status_of
+from tests.ports import free_port
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lightning_resilience.adapters.rendezvous import ResilientHandler
     from tests.handlers import Handlers
 
@@ -20,6 +35,12 @@ def shut_down_after(error: Exception, handler: ResilientHandler) -> bool:
         raise error
     except type(error):
         return handler.shutdown()
+
+
+def interrupted() -> None:
+    """Do what torch's handler of signals does."""
+    message = "told to stop"
+    raise SignalException(message, signal.SIGTERM)
 
 
 def test_an_agent_that_has_failed_and_cannot_ask_may_be_started_again(handlers: Handlers) -> None:
@@ -40,3 +61,108 @@ def test_an_agent_that_has_failed_alone_says_so_itself(handlers: Handlers) -> No
 
     assert shut_down_after(ValueError("bad"), handler)
     assert store.port
+
+
+def test_an_agent_that_waited_for_another_in_vain_says_so(handlers: Handlers) -> None:
+    """Torch gives ranks with all agents of a round; one that has gone then is an outage."""
+    store = server()
+    handler = handlers.make(store.port)
+    handlers.join(handler)
+
+    assert status_of(lambda: shut_down_after(DistStoreError("wait timeout"), handler)) == 160
+    assert store.port
+
+
+def test_a_node_that_goes_when_a_round_is_complete_has_it_made_anew(handlers: Handlers) -> None:
+    """Nobody goes on to give ranks before all nodes of the round were seen in it."""
+    store = server()
+    one, other = (
+        handlers.make(store.port, nodes=(1, 2), keep_alive_max_attempt=3, last_call_timeout=5)
+        for _ in range(2)
+    )
+
+    def go() -> int:
+        joined = other._connection.join()
+        other._connection.drop()
+        return joined.world_size
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(go)
+        [info] = handlers.join(one)
+
+    assert going.result(WITHIN_S) == 2
+    assert info.world_size == 1
+    assert one._round is not None
+    assert one._round.nodes == 1
+
+
+def test_a_signal_is_never_taken_for_a_store_that_does_not_answer(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's handler of signals raises wherever the agent is: it must come back to torch."""
+    store = server()
+    handler = handlers.make(store.port)
+    handlers.join(handler)
+    inner = handler._connection.handler()
+
+    for name in ("num_nodes_waiting", "is_closed", "set_closed"):
+        monkeypatch.setattr(inner, name, interrupted)
+        with pytest.raises(SignalException):
+            getattr(handler, name)()
+
+
+@pytest.mark.parametrize(("ended", "status"), [(86, 86), (None, 143)])
+def test_a_signal_on_the_way_out_changes_no_status(
+    handlers: Handlers, *, ended: int | None, status: int
+) -> None:
+    """Torch asks for the run's id when it records the signal; until then that is only a name."""
+    store = server()
+    handler = handlers.make(store.port)
+    handlers.join(handler)
+    assert handler.get_run_id() == "job"
+    if ended is not None:
+        handler._left = Ending(code=ended, reason="tried in vain")
+
+    def stopped() -> None:
+        try:
+            interrupted()
+        except SignalException:
+            handler.get_run_id()
+
+    assert status_of(stopped) == status
+
+
+def test_a_connection_that_was_dropped_is_no_loss_of_nodes(handlers: Handlers) -> None:
+    """The handler that is made anew has not looked yet, and takes nobody for gone."""
+    store = server()
+    first, second = handlers.make(store.port, nodes=(2, 2)), handlers.make(store.port, nodes=(2, 2))
+    handlers.join(first, second)
+    first._is_called = True
+    first._connection.drop()
+
+    first._pass_gate()
+
+    client = AgentStore.at("127.0.0.1", store.port, run_id="job")
+    record = client.run(restart_record.read(Memory(client.keys(""))))
+    client.close()
+    assert (record.restarts, record.charges) == (0, ())
+
+
+@pytest.mark.parametrize(("kept", "status"), [(86, 86), (160, 160), (None, 160)])
+def test_an_agent_that_finds_no_store_heeds_what_storage_has_kept(
+    kept: int | None, status: int, handlers: Handlers, tmp_path: Path
+) -> None:
+    """Whoever hosts the store has left with what a person has to release; so do the others."""
+    record = RestartRecord(restarts=4, writer="w")
+    if kept is not None:
+        record = ended(record, Ending(code=kept, reason="ValueError: bad."), writer="v")
+    (tmp_path / "job.restarts.json").write_bytes(encode(record))
+    reason = tmp_path / "reason.json"
+    handler = handlers.make(
+        free_port(), restarts=str(tmp_path), join_timeout=1, read_timeout=1, termination_log=reason
+    )
+
+    assert status_of(handler.next_rendezvous) == status
+    assert not handler.shutdown()
+    text = json.loads(reason.read_text(encoding="utf-8"))["reason"]
+    assert ("ValueError: bad." in text) is (status == 86)

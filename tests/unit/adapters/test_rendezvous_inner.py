@@ -63,6 +63,15 @@ def test_it_is_known_who_is_there(joined: RendezvousHandler) -> None:
     assert within.participants(joined) == 1
 
 
+def test_nobody_is_known_before_the_first_look(server: TCPStore, joined: RendezvousHandler) -> None:
+    """A handler that was made anew has not asked yet: that is not to know that all have gone."""
+    fresh = handler(server.port)
+
+    assert within.participants(fresh) is None
+    assert not fresh.is_closed()
+    assert within.participants(fresh) == within.participants(joined) == 1
+
+
 def test_it_is_known_where_the_store_is(server: TCPStore, joined: RendezvousHandler) -> None:
     """And that its server is not in the handler's own process, as far as torch says."""
     assert within.address_of(joined) == ("127.0.0.1", server.port)

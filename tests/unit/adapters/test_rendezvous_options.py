@@ -94,6 +94,7 @@ def test_every_backend_of_torch_can_be_within(inner: str) -> None:
 def test_who_names_a_round_is_waited_for_as_long_as_a_node_may_be_silent() -> None:
     """Where all come at the same time; a static rendezvous waits for nobody."""
     assert read().naming_s == 15.0
+    assert read().named_s == 30.0
     assert read(join_timeout=7).naming_s == 7.0
     assert read(inner="static").naming_s == read().join_s
 

@@ -94,16 +94,28 @@ def test_only_what_all_ranks_have_agreed_on_is_shared(error: Exception, *, share
     assert is_shared(error) is shared
 
 
-@pytest.mark.parametrize(("new", "found"), list(itertools.product(IncidentKind, repeat=2)))
+@pytest.mark.parametrize(
+    ("new", "found"),
+    list(itertools.product(itertools.product(IncidentKind, [True, False]), repeat=2)),
+)
 def test_a_cause_replaces_what_is_none_and_nothing_replaces_a_cause(
-    new: IncidentKind, found: IncidentKind
+    new: tuple[IncidentKind, bool], found: tuple[IncidentKind, bool]
 ) -> None:
-    """The first cause stands, else the first that was killed, else the first of anything."""
-    nearest = [IncidentKind.ERROR, IncidentKind.KILLED]
-    place = {kind: at for at, kind in enumerate(nearest)}
-    expected = place.get(new, 2) < place.get(found, 2)
+    """The first cause stands, else what an agent has seen, else the first of anything."""
+    nearest = [
+        {(IncidentKind.ERROR, True), (IncidentKind.ERROR, False)},
+        {(IncidentKind.KILLED, True), (IncidentKind.KILLED, False)},
+        {(IncidentKind.SIGNAL, True)},
+    ]
+    place = {each: at for at, group in enumerate(nearest) for each in group}
+    expected = place.get(new, 3) < place.get(found, 3)
 
-    assert outranks(record(new.value), record(found.value)) is expected
+    offered, standing = (
+        msgspec.structs.replace(record(kind.value), by_agent=by_agent)
+        for kind, by_agent in (new, found)
+    )
+
+    assert outranks(offered, standing) is expected
 
 
 @pytest.mark.parametrize(

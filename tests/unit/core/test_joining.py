@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.joining import (
+    Cadence,
     JoinFailure,
     Joining,
     OwnerRecord,
@@ -180,17 +181,16 @@ def test_a_store_of_another_job_is_named() -> None:
 
 def watch() -> Watch:
     """An agent whose workers are well."""
-    return Watch(every_s=5.0, grace_s=15.0)
+    return Watch(grace_s=15.0)
 
 
 def test_it_looks_around_once_in_a_while() -> None:
     """However often it is asked."""
-    looks = [now_s for now_s in range(100, 120) if _LOOKER.is_due(now_s=float(now_s))]
+    mine = Cadence(every_s=5.0)
+
+    looks = [now_s for now_s in range(100, 120) if mine.is_due(now_s=float(now_s))]
 
     assert looks == [100, 105, 110, 115]
-
-
-_LOOKER = watch()
 
 
 def test_a_moment_without_an_answer_changes_nothing() -> None:

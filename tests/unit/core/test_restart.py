@@ -16,9 +16,12 @@ from lightning_resilience.core.restart import (
     advanced,
     first_contact_s,
     incarnation_of,
+    lost,
+    missed,
     next_incarnation,
     restart_delay_s,
-    with_urls,
+    run_of_circuits,
+    with_told,
 )
 from lightning_resilience.core.restart_config import RestartConfig
 
@@ -73,7 +76,7 @@ def test_first_contact_is_spread_over_a_window_that_grows_with_the_nodes(
     nodes: int, draw: float
 ) -> None:
     """From torch's own 0.3 s to half a minute."""
-    assert 0.0 <= first_contact_s(nodes, draw=draw) < min(30.0, max(0.3, nodes * 0.02))
+    assert 0.0 <= first_contact_s(nodes, draw=draw) <= min(30.0, max(0.0, nodes * 0.02 - 0.3))
 
 
 def test_a_scheduler_knows_by_the_number_whether_to_start_again() -> None:
@@ -105,16 +108,45 @@ def test_the_readme_has_the_table_of_statuses() -> None:
 
 def test_directories_are_told_once_and_the_latest_are_kept() -> None:
     """A job whose every fit has a directory of its own does not make the record grow for ever."""
-    first = with_urls(None, ["s3://b/a", "s3://b/a"], writer="1")
+    first = with_told(None, ["s3://b/a", "s3://b/a"], run_id="", writer="1")
     assert first is not None
     assert first.urls == ("s3://b/a",)
-    assert with_urls(first, ["s3://b/a"], writer="2") is None
-    assert with_urls(None, [], writer="2") is None
+    assert with_told(first, ["s3://b/a"], run_id="", writer="2") is None
+    assert with_told(None, [], run_id="", writer="2") is None
 
     record = first
     for number in range(100):
-        found = with_urls(record, [f"s3://b/{number}"], writer="3")
+        found = with_told(record, [f"s3://b/{number}"], run_id="", writer="3")
         assert found is not None
         record = found
 
     assert record.urls == tuple(f"s3://b/{number}" for number in range(68, 100))
+
+
+def test_the_latest_name_of_the_workers_run_counts() -> None:
+    """Where it is not the agents' own, circuits are looked for under it."""
+    named = with_told(None, [], run_id="mine", writer="1")
+    assert named is not None
+    assert run_of_circuits(named, "job") == "mine"
+    assert with_told(named, [], run_id="mine", writer="2") is None
+
+    again = with_told(named, [], run_id="", writer="2")
+
+    assert again is not None
+    assert run_of_circuits(again, "job") == "job"
+
+
+@pytest.mark.parametrize(("there", "gone"), [(3, 0), (2, 1), (0, 0), (None, 0)])
+def test_a_rendezvous_that_knows_nobody_misses_nobody(there: int | None, gone: int) -> None:
+    """Whoever asks at the gate is there itself: a state without it has come back empty."""
+    over = incarnation_of("", nodes=3, nonce="a")
+
+    assert missed(over, there) == gone
+    assert missed(None, there) == 0
+
+
+def test_whoever_watches_misses_all_when_nobody_is_known() -> None:
+    """Then all have to join anew."""
+    over = incarnation_of("", nodes=3, nonce="a")
+
+    assert (lost(over, 0), lost(over, None)) == (3, 0)

@@ -47,6 +47,19 @@ def test_what_is_there_already_costs_one_read() -> None:
     assert stores == [fx.MultiGet]
 
 
+def test_a_name_of_the_users_own_is_told() -> None:
+    """Under it are the circuits; the agents' own name is no news."""
+    world = World()
+
+    run(tell_start(KEYS, [], run_id=KEYS.run_id), world)
+    assert KEYS.storage not in world.values
+    run(tell_start(KEYS, [], run_id="mine"), world)
+    run(tell_start(KEYS, ["s3://b/a"], run_id="mine"), world)
+
+    told = decode(StorageRecord, world.values[KEYS.storage], key=KEYS.storage)
+    assert (told.run_id, told.urls) == ("mine", ("s3://b/a",))
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_two_that_tell_at_once_are_both_heard(seed: int) -> None:
     """Of two jobs that share a run id by mistake, too."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,12 +17,14 @@ from lightning_resilience.core.quota import Ending, RestartRecord
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import GoRecord
 from lightning_resilience.core.restart_config import RestartConfig
+from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.errors import CorruptRecordError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx, restart_record
 from lightning_resilience.protocols.circuit import begin
 from lightning_resilience.protocols.incarnation import tell_progress
 from lightning_resilience.protocols.incident import publish_incident, tell_incident
 from lightning_resilience.protocols.restart import (
+    LOOKS,
     Dependency,
     Gate,
     News,
@@ -35,6 +37,10 @@ from lightning_resilience.protocols.restart_record import Memory, Mirror
 from tests import scenes
 from tests.scenes import circuit, patience, put
 from tests.scripted_driver import Away, Crash, Fault, Lost, Pause, Task, World, run
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 CONFIG = RestartConfig(restart_base_delay_s=8.0, settle_s=1.0, gate_deadline_s=600.0)
@@ -187,9 +193,72 @@ def test_an_outage_that_outlasts_the_deadline_is_not_held_against_the_job() -> N
     assert "gate_deadline_s=600" in tasks[0].result.reason
 
 
+def test_a_store_that_fails_at_the_gate_does_not_prolong_the_wait() -> None:
+    """One incident has one deadline, however often an agent comes to the gate; the next a new."""
+    world, memory = World(), Memory(keys())
+    storage = scenes.Dependency(world, heals_at_s=1e9)
+    mine = circuit("host", keys=keys())
+    run(begin(mine, new_incarnation=False), world)
+    put(world, state="open", epoch=scenes.record(world, keys=keys()).epoch + 1, generation=1)
+    needed = (Dependency(circuit=mine, patience=patience(storage)),)
+    world.fault = _once(lambda: world.now_s >= CONFIG.gate_deadline_s - 100.0)
+
+    first = world.spawn(pass_gate(gate(memory=memory, dependencies=needed)), name=0)
+    world.run()
+    again = world.spawn(
+        pass_gate(gate(memory=memory.followed_by(keys()), dependencies=needed)), name=1
+    )
+    world.run()
+    ended_at_s = world.now_s
+
+    assert isinstance(first.error, StoreUnavailableError)
+    assert again.result.code == ExitCode.OUTAGE
+    assert ended_at_s < CONFIG.gate_deadline_s + 60.0
+    assert memory.followed_by(keys(2)).came_at_s(now_s=ended_at_s) == ended_at_s
+
+
+def _once(is_due: Callable[[], bool]) -> Any:
+    struck: list[float] = []
+
+    def strike(_task: Task, at: int, effect: Any) -> Fault | None:
+        if struck or not isinstance(effect, (fx.Get, fx.MultiGet)) or not is_due():
+            return None
+        struck.append(at)
+        return Away()
+
+    return strike
+
+
 def _begun(mine: Any, way: Gate) -> Any:
     yield from begin(mine, new_incarnation=False)
     return (yield from pass_gate(way))
+
+
+def test_a_worker_that_ends_for_want_of_another_does_not_hide_that_it_was_told_to_stop() -> None:
+    """Its agent comes first, and knows no more than a status; the other one has seen the signal."""
+    world = World()
+    echo = incident_of_exit(rank=0, status=1, message="", writer="a")
+    cause = incident_of_exit(rank=1, status=-15, message="", writer="b")
+    for each in (echo, cause):
+        run(publish_incident(keys(), each), world)
+
+    tasks = agents(world, 2)
+
+    assert [task.result.cause for task in tasks] == ["preempted"] * 2
+    assert record(world).charges == ()
+
+
+def test_workers_that_an_agent_stops_do_not_hide_the_one_that_has_failed() -> None:
+    """A signal that a rank tells may be its own agent's, which has seen another one end first."""
+    world = World()
+    exited = incident_of_exit(rank=0, status=1, message="", writer="a")
+    stopped = failed(1, kind="signal", fingerprint="", error="SIGTERMException")
+    for each in (exited, stopped):
+        run(publish_incident(keys(), each), world)
+
+    tasks = agents(world, 2)
+
+    assert [task.result.cause for task in tasks] == ["failed"] * 2
 
 
 def test_a_permanent_error_ends_the_job_for_all_agents() -> None:
@@ -435,21 +504,46 @@ def test_an_agent_that_begins_in_an_outage_ends_with_it() -> None:
 # What an agent sees whose workers are well --------------------------------------------------------
 
 
+def looks(world: World, memory: Memory) -> list[News]:
+    """Return what an agent sees that looks around until it has seen everything."""
+    return [run(look_around(memory, turn), world) for turn in range(LOOKS)]
+
+
 def test_who_looks_around_sees_that_others_are_at_the_gate() -> None:
-    """From the first word of a rank on; in one round trip."""
+    """At the next look or the one after it, because whoever comes to the gate rings."""
     world = World()
     memory = Memory(keys())
     run(restart_record.read(memory), world)
-    assert run(look_around(memory), world) == News()
+    assert looks(world, memory) == [News()] * LOOKS
 
     run(publish_incident(keys(), failed()), world)
-    task = world.spawn(look_around(memory))
-    world.run()
 
-    assert task.result == News(is_over=True)
-    assert [type(e) for e in task.performed if isinstance(e, (fx.Get, fx.MultiGet))] == [
-        fx.MultiGet
-    ]
+    assert [news.is_over for news in looks(world, memory)] == [True, False, True, False]
+
+
+def test_a_look_around_is_one_read_of_one_key() -> None:
+    """Whatever there is to see, and whoever has looked how often."""
+    world = World()
+    memory = Memory(keys())
+    run(restart_record.read(memory), world)
+
+    for turn in range(2 * LOOKS):
+        task = world.spawn(look_around(memory, turn))
+        world.run()
+        asked = [e for e in task.performed if not isinstance(e, (fx.Now, fx.Nonce))]
+        assert [type(e) for e in asked] == [fx.Get]
+
+
+@pytest.mark.parametrize("cause", ["charged", "go"])
+def test_who_looks_around_sees_what_was_agreed_without_a_bell(cause: str) -> None:
+    """Nodes that come are no failure; an agent may have been slow to see them wait."""
+    world = World()
+    memory = Memory(keys())
+    agents(world, 1, is_failure=cause == "charged")
+    world.run()
+    assert keys().joint("failed", 0) not in world.values
+
+    assert any(news.is_over for news in looks(world, memory))
 
 
 def test_workers_that_have_told_why_they_leave_are_not_over_yet() -> None:
@@ -458,7 +552,7 @@ def test_workers_that_have_told_why_they_leave_are_not_over_yet() -> None:
 
     run(tell_incident(keys(), failed()), world)
 
-    assert run(look_around(Memory(keys())), world) == News()
+    assert looks(world, Memory(keys())) == [News()] * LOOKS
 
 
 def test_who_looks_around_sees_how_the_job_has_ended() -> None:
@@ -467,7 +561,7 @@ def test_who_looks_around_sees_how_the_job_has_ended() -> None:
     memory, ending = Memory(keys()), Ending(code=86, reason="enough")
     run(restart_record.end(Memory(keys()), ending), world)
 
-    assert run(look_around(memory), world).ending == ending
+    assert ending in [news.ending for news in looks(world, memory)]
 
 
 def test_an_incident_of_an_earlier_start_is_none_of_this_one() -> None:
@@ -476,7 +570,7 @@ def test_an_incident_of_an_earlier_start_is_none_of_this_one() -> None:
     run(publish_incident(keys(1), failed()), world)
     agents(world, 1, 1)
 
-    assert run(look_around(Memory(keys(2))), world) == News()
+    assert looks(world, Memory(keys(2))) == [News()] * LOOKS
 
 
 # The record ---------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_a_store_that_does_not_answer_holds_up_nobody(make: Callable[[], MemoryS
     mine = reporting(store)
     began_s = time.monotonic()
 
-    mine.start([])
+    mine.start([], run_id="job")
     mine.saved(2)
     mine.leave(ValueError("bad"))
     mine.close()
@@ -283,6 +283,15 @@ def test_a_fit_tells_its_storage_and_its_newest_checkpoint(
     assert told.urls == (job.folder,)
     assert progress(Reader(server)) == (4, 4)
     assert incident(Reader(server)) is None
+
+
+def test_a_run_id_of_the_users_own_is_told(
+    server: dist.TCPStore, faulty: Callable[..., Any]
+) -> None:
+    """Agents find the circuits of the workers by it."""
+    fit(faulty(options={"run_id": "mine"}))
+
+    assert found(Reader(server), KEYS.storage, StorageRecord).run_id == "mine"
 
 
 class OwnIO(TorchCheckpointIO):

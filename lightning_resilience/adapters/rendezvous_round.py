@@ -1,0 +1,77 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A round of the rendezvous that is complete: its nodes find each other there, and learn its name.
+
+What torch's agents do next, to give the workers their ranks, waits for all nodes of the round, and
+ends the agent where one of them has gone meanwhile. So node 0 names a round only when all others
+have been seen in it; where one is not, the round is made anew, as where node 0 itself has gone.
+
+They do so in a store of the round's own, over a connection that is for nothing else: it waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.protocols.incarnation import ROUND_KEY, announce, name_round, read_name
+
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.rendezvous import RendezvousInfo
+
+    from lightning_resilience.adapters.agent_store import AgentStore
+    from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+    from lightning_resilience.core.restart import IncarnationRecord
+
+
+__all__ = ["name_of_round"]
+
+_HERE: Final = "lr/here/"
+
+
+def name_of_round(
+    info: RendezvousInfo,
+    store: AgentStore,
+    names: AgentStore,
+    *,
+    options: RendezvousOptions,
+    before: str,
+) -> IncarnationRecord:
+    """Return the name of the start of the workers that begins, once all its nodes are there.
+
+    Args:
+        info: The round, as torch's handler has found it.
+        store: The job's.
+        names: A connection to the round's own; it is closed.
+        options: Checked options.
+        before: The incarnation before, as this agent knows it; empty for the first.
+
+    Raises:
+        StoreUnavailableError: A node has gone, or a store does not answer: the round has to be
+            made anew.
+    """
+    try:
+        names.driver.store.set(f"{_HERE}{info.rank}", b"1")
+        if info.rank == 0:
+            others = [f"{_HERE}{rank}" for rank in range(1, info.world_size)]
+            _await(names, others, nodes=info.world_size, within_s=options.naming_s)
+            found = names.run(name_round(nodes=info.world_size, before=before))
+            store.run(announce(store.keys(""), found))
+            return found
+        _await(names, [ROUND_KEY], nodes=info.world_size, within_s=options.named_s)
+        return names.run(read_name(deadline_at_s=names.now_s()))
+    finally:
+        names.close()
+
+
+def _await(names: AgentStore, keys: list[str], *, nodes: int, within_s: float) -> None:
+    ends_at_s = names.now_s() + within_s
+    for key in keys:
+        if not names.driver.store.wait_for(key, ends_at_s - names.now_s()):
+            message = (
+                f"not all {nodes} nodes of this round of the rendezvous were there within "
+                f"{within_s:g} s of its completion; one has probably gone, so the round has to be "
+                "made anew"
+            )
+            raise StoreUnavailableError(message)
