@@ -229,8 +229,8 @@ def start_agents(
     home: Path,
     *,
     plan: FaultPlan | None = None,
-    port: int | None = None,
     workers: int = 1,
+    port: int | None = None,
     environment: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Agents:
@@ -241,9 +241,9 @@ def start_agents(
         job: What their workers do.
         home: Folder for logs and reports.
         plan: The faults of the job's filesystem.
-        port: Where they meet; None for a free one, where one of them hosts the store.
         workers: How many there are on each node.
         environment: More variables.
+        port: Where they meet; None for a free one, where one of them hosts the store.
         options: More options of the rendezvous.
     """
     port = port or free_port()

@@ -196,7 +196,7 @@ class ResilientHandler(RendezvousHandler):
             )
         _log.warning("joining again in %.1f s: %s", pause_s, text_of(error))
         if failure is JoinFailure.UNREACHABLE:
-            self._connection.drop()
+            self._connection.failed(error)
         self._clock.sleep(pause_s)
 
     def _look_what_is_kept(self) -> None:
@@ -262,10 +262,7 @@ class ResilientHandler(RendezvousHandler):
         store = self._connection.store()
         before = "" if self._round is None else self._round.incarnation
         names = self._connection.names(info)
-        try:
-            found = name_of_round(info, store, names, options=self._options, before=before)
-        finally:
-            names.close()
+        found = name_of_round(info, store, names, options=self._options, before=before)
         self._look_who_is_here(store)
         # Order: before the look at the record, so that whoever leaves there says which node it is.
         self._round, self._node = found, info.rank

@@ -231,6 +231,18 @@ class Connection:
         """
         return self._handler is not None and within.reconnect(self._handler)
 
+    def failed(self, error: Exception) -> None:
+        """Let go of what has broken, so that the next use makes it anew.
+
+        A handler over etcd is kept where only our own store has not answered: it finds etcd again
+        by itself, and has its place in the round. A new one would wait until that is forgotten.
+
+        Args:
+            error: Why the last attempt to join has failed.
+        """
+        if self._etcd is None or not isinstance(error, StoreError):
+            self.drop()
+
     def drop(self) -> None:
         """Let go of everything, so that the next use makes it anew. Idempotent."""
         handler, self._handler = self._handler, None

@@ -161,11 +161,8 @@ def place_of_names(
 
 
 @contextlib.contextmanager
-def understood(*but: type[BaseException]) -> Iterator[None]:
+def understood() -> Iterator[None]:
     """Let what torch's client for etcd raises be what torch raises for any other store.
-
-    Args:
-        but: What is left as it is.
 
     Raises:
         RendezvousConnectionError: Etcd has not answered, or not as it should.
@@ -173,7 +170,7 @@ def understood(*but: type[BaseException]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not isinstance(error, _foreign()) or isinstance(error, but):
+        if not isinstance(error, _foreign()):
             raise
         message = f"etcd has not answered torch's client: {type(error).__name__}: {error}"
         raise RendezvousConnectionError(message) from error

@@ -6,17 +6,13 @@ What torch's agents do next, to give the workers their ranks, waits for all node
 ends the agent where one of them has gone meanwhile. So node 0 names a round only when all others
 have been seen in it; where one is not, the round is made anew, as where node 0 itself has gone.
 
-Torch's own wait is used here, which ends at once when what is waited for is there.
+They do so in a store of the round's own, over a connection that is for nothing else: it waits.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import TYPE_CHECKING, Final
 
-from torch.distributed import DistStoreError
-
-from lightning_resilience.adapters.rendezvous_etcd import understood
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.incarnation import ROUND_KEY, announce, name_round, read_name
 
@@ -32,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["name_of_round"]
 
 _HERE: Final = "lr/here/"
-_SLICE_S: Final = 1.0
-"""Python hears a signal between two waits of torch's only."""
 
 
 def name_of_round(
@@ -49,43 +43,35 @@ def name_of_round(
     Args:
         info: The round, as torch's handler has found it.
         store: The job's.
-        names: The round's own.
+        names: A connection to the round's own; it is closed.
         options: Checked options.
         before: The incarnation before, as this agent knows it; empty for the first.
 
     Raises:
         StoreUnavailableError: A node has gone, or a store does not answer: the round has to be
             made anew.
-        RuntimeError: As torch says that the store has gone.
-        RendezvousConnectionError: Etcd has not answered.
     """
-    with understood():
-        info.store.set(f"{_HERE}{info.rank}", "1")
-    if info.rank == 0:
-        others = [f"{_HERE}{rank}" for rank in range(1, info.world_size)]
-        _await(info, others, names, within_s=options.naming_s)
-        found = names.run(name_round(nodes=info.world_size, before=before))
-        store.run(announce(store.keys(""), found))
-        return found
-    _await(info, [ROUND_KEY], names, within_s=options.named_s)
-    return names.run(read_name(deadline_at_s=names.now_s()))
+    try:
+        names.driver.store.set(f"{_HERE}{info.rank}", b"1")
+        if info.rank == 0:
+            others = [f"{_HERE}{rank}" for rank in range(1, info.world_size)]
+            _await(names, others, nodes=info.world_size, within_s=options.naming_s)
+            found = names.run(name_round(nodes=info.world_size, before=before))
+            store.run(announce(store.keys(""), found))
+            return found
+        _await(names, [ROUND_KEY], nodes=info.world_size, within_s=options.named_s)
+        return names.run(read_name(deadline_at_s=names.now_s()))
+    finally:
+        names.close()
 
 
-def _await(info: RendezvousInfo, keys: list[str], clock: AgentStore, *, within_s: float) -> None:
-    ends_at_s = clock.now_s() + within_s
-    rest_s = within_s
-    while keys:
-        try:
-            with understood(LookupError):
-                info.store.wait(keys, dt.timedelta(seconds=min(rest_s, _SLICE_S)))
-        except (DistStoreError, LookupError) as error:
-            rest_s = ends_at_s - clock.now_s()
-            if rest_s > 0:
-                continue
+def _await(names: AgentStore, keys: list[str], *, nodes: int, within_s: float) -> None:
+    ends_at_s = names.now_s() + within_s
+    for key in keys:
+        if not names.driver.store.wait_for(key, ends_at_s - names.now_s()):
             message = (
-                f"not all {info.world_size} nodes of this round of the rendezvous were there "
-                f"within {within_s:g} s of its completion; one has probably gone, so the round has "
-                "to be made anew"
+                f"not all {nodes} nodes of this round of the rendezvous were there within "
+                f"{within_s:g} s of its completion; one has probably gone, so the round has to be "
+                "made anew"
             )
-            raise StoreUnavailableError(message) from error
-        return
+            raise StoreUnavailableError(message)

@@ -19,9 +19,10 @@ from torch.distributed.elastic.rendezvous import (
 
 from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous_inner as within
 from lightning_resilience.adapters.rendezvous import create_handler
+from lightning_resilience.adapters.rendezvous_connection import Connection
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.core.store_address import EtcdAddress, parse_etcd_url
-from lightning_resilience.errors import ConfigError
+from lightning_resilience.errors import ConfigError, StoreUnavailableError
 from tests.handlers import status_of
 
 
@@ -116,6 +117,28 @@ def test_a_handler_without_a_client_keeps_its_store() -> None:
     within.own_rounds(handler, "/d")
 
     assert handler._store == "torch's own"
+
+
+@pytest.mark.parametrize(
+    ("inner", "error", "is_kept"),
+    [
+        ("etcd-v2", StoreUnavailableError("away"), True),
+        ("etcd-v2", RendezvousConnectionError("no more machines in the cluster"), False),
+        ("c10d", StoreUnavailableError("away"), False),
+    ],
+)
+def test_a_handler_keeps_its_place_where_only_the_records_were_away(
+    inner: str, error: Exception, *, is_kept: bool
+) -> None:
+    """A new one would be another node, and wait until the one before is forgotten."""
+    parameters = RendezvousParameters("resilient", "127.0.0.1:1", "job", 1, 1)
+    connection = Connection(parameters, RendezvousOptions(inner=inner), named_store=None)
+    handler: Any = SimpleNamespace()
+    connection._handler = handler
+
+    connection.failed(error)
+
+    assert (connection._handler is handler) == is_kept
 
 
 def test_rounds_name_themselves_apart() -> None:
