@@ -42,6 +42,7 @@ from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.restart import (
     Gate,
     charge_missed,
+    look_around,
     pass_first_gate,
     pass_gate,
 )
@@ -337,11 +338,16 @@ class ResilientHandler(RendezvousHandler):
 
     def _shut_down(self) -> bool:
         handler = self._connection.handler()
-        if failing_with() is not None:
+        if failing_with() is not None or self._is_left_behind():
             # This agent alone has come to its end: the others form again without it.
             within.stop(handler)
             return True
         return bool(handler.shutdown())
+
+    def _is_left_behind(self) -> bool:
+        """Tell whether others begin anew, while this agent waited for them in torch's barrier."""
+        memory = self._memory
+        return memory is not None and self._connection.store().run(look_around(memory)).is_over
 
     def _ending(self) -> Ending | None:
         """Return how the job has ended; None where it has ended well, or not for all."""
