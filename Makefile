@@ -3,8 +3,8 @@
 PYTHON ?= python3
 # More options of pip, for example an index with CPU builds of torch.
 PIP_FLAGS ?=
-# Processes that share the tests. Tests that start many processes themselves go to one of them.
-WORKERS ?= 2
+# Processes that share the tests: more than there may be cores, because many tests wait for clocks.
+WORKERS ?= 4
 ARGS ?=
 
 VENV := .venv
@@ -17,7 +17,7 @@ WHEEL_TESTS := tests/test_public_api.py tests/test_packaging.py
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint type unit test sim mutants demo wheel docs check clean
+.PHONY: help setup fmt lint type unit test sim mutants demo restarts wheel docs check clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ mutants: setup ## plant one bug after the other, and see that the simulated worl
 
 demo: setup ## survive a storage outage under torchrun, without and with the callback
 	$(BIN)/python examples/01_survive_an_outage.py $(ARGS)
+
+restarts: setup ## two bad days of an elastic job, without and with the rendezvous backend
+	$(BIN)/python examples/02_elastic_restart/run.py $(ARGS)
 
 # The wheel's environment borrows the installed dependencies by their path, and does not follow the
 # link to the source tree that lies beside them: what it imports of ours is the wheel.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["Topology", "host_name", "job_end_s", "read_topology"]
+__all__ = ["Topology", "host_name", "job_end_s", "kill_delay_s", "read_topology"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,20 @@ def job_end_s(environ: Mapping[str, str] | None = None) -> float | None:
     variables = os.environ if environ is None else environ
     text = variables.get("SLURM_JOB_END_TIME", "").strip()
     return float(text) if re.fullmatch("[0-9]{1,12}", text) else None
+
+
+def kill_delay_s(environ: Mapping[str, str] | None = None) -> float | None:
+    """Return how long torch's agent leaves between SIGTERM and SIGKILL, in seconds.
+
+    Args:
+        environ: The variables; those of this process by default.
+
+    Returns:
+        None where it does not say; it may have been told on its command line, which nobody sees.
+    """
+    variables = os.environ if environ is None else environ
+    text = variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "").strip()
+    return float(text) if re.fullmatch("0*[1-9][0-9]{0,8}", text) else None
 
 
 def host_name(node: str, topology: Topology) -> str:

@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from lightning_resilience.core.keys import Keys
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import decode
 from lightning_resilience.core.restart import GoRecord
+from tests.ports import free_port
 from tests.warm_python import ROOT
 
 
@@ -201,13 +201,6 @@ def register_backend(folder: Path) -> None:
     sys.path.append(str(folder))
     importlib.invalidate_caches()
     registry._register_out_of_tree_handlers()
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(kw_only=True)

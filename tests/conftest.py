@@ -9,6 +9,7 @@ fails itself, instead of a later one that has nothing to do with it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -103,6 +104,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[HOSTS_KEY] = name_loopback(Path("/etc/hosts"))
 
 
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported and collected: it stays to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Say it where a file of the machine was changed."""
     return config.stash[HOSTS_KEY] or None
@@ -129,15 +136,31 @@ def name_loopback(hosts: Path) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep tests that load the machine out of each other's way, and give long ones time."""
+    """Give long tests time, begin with them, and keep together what shares something expensive."""
     for item in items:
-        long = item.get_closest_marker("integration") or item.get_closest_marker("multiprocess")
         if item.get_closest_marker("integration") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))
-        if long and not item.get_closest_marker("xdist_group"):
-            # One file's tests share servers and clusters; many processes share two cores.
-            name = "multiprocess" if item.get_closest_marker("multiprocess") else str(item.path)
-            item.add_marker(pytest.mark.xdist_group(name))
+        # Those of one file share servers, clusters and runs; each other one goes anywhere.
+        if _is_long(item) and _shares_with_its_file(item):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    # The last to begin should be short, or all but one process would wait for it.
+    items.sort(key=lambda item: (not _is_long(item), -_timeout_s(item)))
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("integration", "multiprocess"))
+
+
+def _shares_with_its_file(item: pytest.Item) -> bool:
+    # pytest has no public way to ask for the scopes of the fixtures that a test will use.
+    function: Any = item
+    found = function._fixtureinfo.name2fixturedefs.values()
+    return any(each.scope == "module" for definitions in found for each in definitions)
+
+
+def _timeout_s(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else float(item.config.getini("timeout"))
 
 
 @pytest.fixture(autouse=True)

@@ -82,9 +82,16 @@ def in_background(server: socketserver.BaseServer, *, poll_s: float = 0.05) -> I
 
 
 @contextlib.contextmanager
-def serving(answer: Callable[[Request], Answer | None]) -> Iterator[Serving]:
-    """Run a server; ``answer`` is called for one request at a time, and with None resets."""
-    lock = threading.Lock()
+def serving(
+    answer: Callable[[Request], Answer | None], *, at_once: bool = False
+) -> Iterator[Serving]:
+    """Run a server; where ``answer`` returns None, the connection is reset.
+
+    It is called for one request at a time, or ``at_once`` for all that there are.
+    """
+    lock: contextlib.AbstractContextManager[Any] = (
+        contextlib.nullcontext() if at_once else threading.Lock()
+    )
 
     class Handler(http.server.BaseHTTPRequestHandler):
         # Clients of HTTP/1.0 servers wait in vain for "100 Continue".

@@ -4,8 +4,9 @@
 
 A *bench* is a directory of checkpoints with what a job has left there before. One process owns it
 and forks from itself, for each effect, a job that is killed there, and then the next start of that
-job; in between it looks at what the dead one has left. So nothing is imported twice, and every
-death is a real one.
+job; in between it looks at what the dead one has left. Deaths that have left the same, but for the
+length of what is unfinished, share the next start. So nothing is imported twice, and every death is
+a real one.
 
 Effects are what a job asks of the system: that a file is opened, written, synchronised, renamed,
 linked or removed, that a directory is made or removed, and each request to S3. A process is killed
@@ -324,9 +325,12 @@ def _body(data: bytes) -> bytes:
     return data
 
 
+def _is_staged(path: str) -> bool:
+    return is_staging_name(path.rpartition("/")[2])
+
+
 def _shown(path: str) -> str:
-    name = path.rpartition("/")[2]
-    return "a staged file" if is_staging_name(name) else name
+    return "a staged file" if _is_staged(path) else path.rpartition("/")[2]
 
 
 # One process --------------------------------------------------------------------------------------
@@ -441,9 +445,7 @@ class _Cells:
         effect = self._killed(number)[-1]
         files = self._content.files()
         left = [*_staged(self._bench), *self._content.unfinished()]
-        # What is left unfinished differs by its length only, and nobody reads it.
-        where = sorted(name.rpartition("/")[0] for name in left)
-        state = repr((sorted((name, hash(data)) for name, data in files.items()), where))
+        state = self._state(files, left)
         if state not in self._seen:
             self._seen[state] = self._started_again()
         return {
@@ -454,6 +456,14 @@ class _Cells:
             "left": len(left),
             **self._seen[state],
         }
+
+    @staticmethod
+    def _state(files: dict[str, bytes], left: list[str]) -> str:
+        # What is left unfinished differs by its random name and its length, and nobody reads it.
+        ended = sorted((name, hash(data)) for name, data in files.items() if not _is_staged(name))
+        where = sorted(name.rpartition("/")[0] for name in left)
+        begun = any(data for name, data in files.items() if _is_staged(name))
+        return repr((ended, where, begun))
 
     def _killed(self, number: int) -> list[str]:
         log = self._home / "effects.txt"

@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,10 +26,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from lightning_resilience.adapters.rendezvous_entry import resilient
 from tests.faulty_filesystem import FaultPlan
 from tests.lightning_job import Job, run_rank
+from tests.ports import free_port
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tests.warm_python import Process, WarmPython
 
@@ -57,15 +56,20 @@ class Fault:
     """What befalls one rank.
 
     Args:
-        rank: The rank.
+        rank: The rank; None for all.
         at: Training step before which it happens, for the first start of the workers, the second,
             and so on; in later ones nothing happens.
         kind: What is raised; or the name of a signal that the process gets.
+        to_agent: Whether it is the rank's agent that gets the signal, as from a scheduler.
+        after: Path of a file that is waited for first; ``.waiting`` is appended to that of a file
+            that says that it is.
     """
 
-    rank: int
+    rank: int | None
     at: tuple[int, ...]
     kind: str = "ValueError"
+    to_agent: bool = False
+    after: str = ""
 
 
 class Befalls(lightning.pytorch.Callback):
@@ -82,25 +86,43 @@ class Befalls(lightning.pytorch.Callback):
         """Raise, or have the process told to stop."""
         fault, start = self._fault, _start_number()
         is_due = start <= len(fault.at) and trainer.global_step == fault.at[start - 1]
-        if trainer.global_rank != fault.rank or not is_due:
+        if fault.rank not in {None, trainer.global_rank} or not is_due:
             return
+        if fault.after:
+            Path(f"{fault.after}.waiting").touch()
+            while not Path(fault.after).exists():
+                time.sleep(0.05)
         if fault.kind.startswith("SIG"):
-            os.kill(os.getpid(), signal.Signals[fault.kind])
+            os.kill(os.getppid() if fault.to_agent else os.getpid(), signal.Signals[fault.kind])
             return
         errors: dict[str, type[Exception]] = {"ValueError": ValueError, "TypeError": TypeError}
         message = f"the batch is bad, {time.time()}"
         raise errors[fault.kind](message)
 
 
-def befall(trainer: Any, fault: Fault) -> None:
-    """Let a fault happen to a Trainer."""
-    trainer.callbacks.insert(0, Befalls(fault))
+def befall(trainer: Any, *, fault: Fault | None, disks: str) -> None:
+    """Let a fault happen to a Trainer; where ``disks`` is a folder, each rank has a disk there."""
+    if disks:
+        os.environ["LIGHTNING_RESILIENCE_SPOOL_DIR"] = f"{disks}/{os.environ['RANK']}"
+    if fault is not None:
+        trainer.callbacks.insert(0, Befalls(fault))
 
 
-def make_job(folder: str, fault: Fault | None = None, **options: Any) -> Job:
-    """Make a job of two nodes with one rank each, which goes on from its last checkpoint."""
-    trainer = {"devices": 1, "num_nodes": 2, **options.pop("trainer", {})}
-    before = None if fault is None else partial(befall, fault=fault)
+def make_job(
+    folder: str, fault: Fault | None = None, *, workers: int = 1, disks: str = "", **options: Any
+) -> Job:
+    """Make a job of two nodes, which goes on from its last checkpoint.
+
+    Args:
+        folder: Where checkpoints go.
+        fault: What befalls it.
+        workers: How many there are on each node.
+        disks: Folder in which each rank has a disk of its own, as if it were alone on its node;
+            empty where all share one.
+        options: More options of the job.
+    """
+    trainer = {"devices": workers, "num_nodes": 2, **options.pop("trainer", {})}
+    before = partial(befall, fault=fault, disks=disks)
     return Job(folder=folder, trainer=trainer, before=before, resume="last", **options)
 
 
@@ -118,7 +140,22 @@ def run_worker(job: Job, home: str) -> None:
     run_rank(job, f"{home}/report-{start}-{rank}.json")
 
 
-def run_agent(job: Job, home: str, options: Mapping[str, Any], port: int) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What an agent is started with.
+
+    Args:
+        options: Of the rendezvous.
+        port: Of its store.
+        workers: How many there are on each node.
+    """
+
+    options: Mapping[str, Any]
+    port: int
+    workers: int = 1
+
+
+def run_agent(job: Job, home: str, setup: Setup) -> None:
     """Run one node's agent to its end."""
     os.setsid()
     with contextlib.suppress(ValueError):
@@ -127,11 +164,11 @@ def run_agent(job: Job, home: str, options: Mapping[str, Any], port: int) -> Non
     config = LaunchConfig(
         min_nodes=2,
         max_nodes=2,
-        nproc_per_node=1,
+        nproc_per_node=setup.workers,
         run_id="job",
         rdzv_backend="resilient",
-        rdzv_endpoint=f"127.0.0.1:{port}",
-        rdzv_configs=dict(options),
+        rdzv_endpoint=f"127.0.0.1:{setup.port}",
+        rdzv_configs=dict(setup.options),
         max_restarts=20,
         monitor_interval=0.1,
         start_method="fork",
@@ -146,10 +183,12 @@ class Agents:
 
     Args:
         home: Folder with logs and reports.
+        port: Of the job's store.
         processes: One for each agent.
     """
 
     home: Path
+    port: int
     processes: list[Process] = field(default_factory=list)
 
     def wait(self) -> list[int]:
@@ -162,6 +201,11 @@ class Agents:
         lines = (self.home / "starts").read_text(encoding="utf-8").split("\n")
         numbers = [int(line.partition(" ")[0]) for line in lines if line]
         return [numbers.count(number) for number in range(1, max(numbers, default=0) + 1)]
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """Return once ``done``; it is asked again and again."""
+        self.processes[0].listen(done, within_s=HANG_S)
+        assert done(), self.told()
 
     def reason(self, node: int) -> str:
         """Return the reason that an agent has left."""
@@ -180,7 +224,14 @@ class Agents:
 
 
 def start_agents(
-    warm: WarmPython, job: Job, home: Path, *, plan: FaultPlan | None = None, **options: Any
+    warm: WarmPython,
+    job: Job,
+    home: Path,
+    *,
+    plan: FaultPlan | None = None,
+    workers: int = 1,
+    environment: Mapping[str, str] | None = None,
+    **options: Any,
 ) -> Agents:
     """Start two agents.
 
@@ -189,29 +240,19 @@ def start_agents(
         job: What their workers do.
         home: Folder for logs and reports.
         plan: The faults of the job's filesystem.
+        workers: How many there are on each node.
+        environment: More variables.
         options: More options of the rendezvous.
     """
-    port = _free_port()
+    port = free_port()
     plan = plan or FaultPlan.write(home / "no-faults")
-    environment = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
-    environment |= {"GLOO_SOCKET_IFNAME": "lo"}
-    agents = Agents(home=home)
+    variables = {**plan.environment, "TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
+    variables |= {"GLOO_SOCKET_IFNAME": "lo", **(environment or {})}
+    agents = Agents(home=home, port=port)
     for node in range(2):
         given = {**OPTIONS, **options, "termination_log": str(home / f"reason-{node}.json")}
+        setup = Setup(options=given, port=port, workers=workers)
         log = home / f"agent-{node}.log"
-        args = (job, str(home), given, port)
-        process = warm.start(run_agent, *args, log=log, environment=environment)
+        process = warm.start(run_agent, job, str(home), setup, log=log, environment=variables)
         agents.processes.append(process)
     return agents
-
-
-def _free_port() -> int:
-    # Below those that the kernel gives to clients: one of a test that runs beside this one might
-    # have it by the time that an agent wants it.
-    for _ in range(100):
-        port = 20000 + secrets.randbelow(10000)
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
-    message = "no port is free"
-    raise AssertionError(message)

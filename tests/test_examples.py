@@ -13,6 +13,7 @@ import pytest
 
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SCRIPTS = sorted([*EXAMPLES.glob("[0-9]*.py"), *EXAMPLES.glob("[0-9]*/run.py")])
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.multiprocess]
 
@@ -24,7 +25,7 @@ def promised_lines(example: Path) -> list[str]:
     return [line.strip() for line in block.splitlines() if line.strip()]
 
 
-@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("[0-9]*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", SCRIPTS, ids=lambda path: str(path.relative_to(EXAMPLES)))
 def test_an_example_ends_with_the_lines_that_its_header_promises(
     example: Path, tmp_path: Path
 ) -> None:

@@ -147,10 +147,12 @@ def _import_all() -> None:
         __import__(name)
     for name in ("tests.lightning_job", "torch.distributed.run", "tests.agents"):
         __import__(name)
-    # Lightning imports it in the first listing of anything remote, and nothing else runs meanwhile:
-    # on a busy machine for longer than a rank of these tests may be silent.
-    with contextlib.suppress(ImportError):
-        __import__("gcsfs")
+    # Lightning imports the first in the first listing of anything, also of a local directory, and
+    # nothing else runs meanwhile: on a busy machine for longer than a rank of these tests may be
+    # silent. The others are what each worker of a job on S3 would import in its first request.
+    for name in ("gcsfs", "s3fs", "aiobotocore.httpxsession"):
+        with contextlib.suppress(ImportError):
+            __import__(name)
 
 
 def _serve() -> None:

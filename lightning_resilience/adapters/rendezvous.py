@@ -25,8 +25,8 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.agent_view import failing_with, stopped_by, worker_exits
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
-from lightning_resilience.adapters.rendezvous_end import leave, leave_alone
-from lightning_resilience.adapters.rendezvous_gate import dependencies_of, mirror_of
+from lightning_resilience.adapters.rendezvous_end import leave, leave_alone, leave_told
+from lightning_resilience.adapters.rendezvous_gate import dependencies_of, kept_ending, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_reports import report_exits
 from lightning_resilience.adapters.rendezvous_round import name_of_round
@@ -41,8 +41,8 @@ from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.restart import (
     Gate,
+    begins_anew,
     charge_missed,
-    look_around,
     pass_first_gate,
     pass_gate,
 )
@@ -186,6 +186,8 @@ class ResilientHandler(RendezvousHandler):
         if failure is JoinFailure.CLOSED and self._memory is not None:
             # Whoever ends the job for all closes the rendezvous, for those who wait in it.
             self._remember(self._memory.keys.incarnation)
+        if failure is JoinFailure.UNREACHABLE:
+            self._look_what_is_kept()
         now_s = self._clock.now_s()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=self._dice.draw())
         if pause_s is None:
@@ -202,6 +204,12 @@ class ResilientHandler(RendezvousHandler):
         if failure is JoinFailure.UNREACHABLE:
             self._connection.drop()
         self._clock.sleep(pause_s)
+
+    def _look_what_is_kept(self) -> None:
+        kept = kept_ending(self._options, run_id=self._run_id)
+        if kept is not None:
+            self._left = kept
+            leave_alone(kept, options=self._options, run_id=self._run_id)
 
     def _pass_gate(self) -> None:
         over = self._round
@@ -338,16 +346,13 @@ class ResilientHandler(RendezvousHandler):
 
     def _shut_down(self) -> bool:
         handler = self._connection.handler()
-        if failing_with() is not None or self._is_left_behind():
+        memory = self._memory
+        is_left = memory is not None and self._connection.store().run(begins_anew(memory.keys))
+        if is_left or failing_with() is not None:
             # This agent alone has come to its end: the others form again without it.
             within.stop(handler)
             return True
         return bool(handler.shutdown())
-
-    def _is_left_behind(self) -> bool:
-        """Tell whether others begin anew, while this agent waited for them in torch's barrier."""
-        memory = self._memory
-        return memory is not None and self._connection.store().run(look_around(memory)).is_over
 
     def _ending(self) -> Ending | None:
         """Return how the job has ended; None where it has ended well, or not for all."""
@@ -390,4 +395,4 @@ class ResilientHandler(RendezvousHandler):
             raise SystemExit(int(self._left.code))
         memory = None if self._watching is None else self._memory
         keys = None if memory is None else memory.keys
-        leave_alone(self._connection, sign, options=self._options, keys=keys)
+        leave_told(self._connection, sign, options=self._options, keys=keys)

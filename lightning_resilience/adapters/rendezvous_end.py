@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.quota import Ending
 
 
-__all__ = ["leave", "leave_alone"]
+__all__ = ["leave", "leave_alone", "leave_told"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,8 +51,7 @@ def leave(
     Raises:
         SystemExit: Always, with the ending's status.
     """
-    _log.error("the job has ended with status %d: %s", ending.code, ending.reason)
-    write_reason(options.termination_log, ending, run_id=connection.run_id)
+    _say(ending, options, run_id=connection.run_id)
     try:
         store = connection.store()
         keys = store.keys(ending.incarnation)
@@ -65,7 +64,7 @@ def leave(
     raise SystemExit(int(ending.code))
 
 
-def leave_alone(
+def leave_told(
     connection: Connection, sign: signal.Signals, *, options: RendezvousOptions, keys: Keys | None
 ) -> NoReturn:
     """Leave because a signal says so: the others learn why the workers of this agent have ended.
@@ -86,3 +85,23 @@ def leave_alone(
         report_stop(connection, keys, number=int(sign))
     connection.drop()
     raise SystemExit(int(ending.code))
+
+
+def leave_alone(ending: Ending, *, options: RendezvousOptions, run_id: str) -> NoReturn:
+    """Leave with a status where there is no store, and nobody who waits for this agent.
+
+    Args:
+        ending: How the job has ended.
+        options: Of this agent.
+        run_id: Name of the run.
+
+    Raises:
+        SystemExit: Always, with the ending's status.
+    """
+    _say(ending, options, run_id=run_id)
+    raise SystemExit(int(ending.code))
+
+
+def _say(ending: Ending, options: RendezvousOptions, *, run_id: str) -> None:
+    _log.error("the job has ended with status %d: %s", ending.code, ending.reason)
+    write_reason(options.termination_log, ending, run_id=run_id)

@@ -13,6 +13,7 @@ import platform
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.small_objects import put
 from lightning_resilience.adapters.staging import spool_directory
@@ -22,23 +23,25 @@ from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import StorageRecord, run_of_circuits
+from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.circuit import Circuit
 from lightning_resilience.protocols.effects import Get
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import Dependency
-from lightning_resilience.protocols.restart_record import Mirror
+from lightning_resilience.protocols.restart_record import Memory, Mirror
+from lightning_resilience.runtime.memory import MemoryStore
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lightning_resilience.adapters.agent_store import AgentStore
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+    from lightning_resilience.core.quota import Ending
     from lightning_resilience.ports import CancelToken
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["dependencies_of", "mirror_of"]
+__all__ = ["dependencies_of", "kept_ending", "mirror_of"]
 
 _MIRROR_TIMEOUT_S: Final = 10.0
 _ANSWERS: Final = frozenset({FailureClass.PERMANENT, FailureClass.AUTH, FailureClass.CAPACITY})
@@ -133,3 +136,23 @@ def mirror_of(options: RendezvousOptions, store: AgentStore) -> Mirror | None:
         put(place.store, place.path, encode(record), nonce=record.writer, token=token)
 
     return Mirror(load, save, timeout_s=_MIRROR_TIMEOUT_S)
+
+
+def kept_ending(options: RendezvousOptions, *, run_id: str) -> Ending | None:
+    """Return how a job has ended that a person has to release, as shared storage has kept it.
+
+    For an agent that finds no store: the one that hosts it has left with that, and before this one
+    came. None also where nothing is kept, or nobody can tell.
+
+    Args:
+        options: Of this agent.
+        run_id: Name of the run.
+    """
+    if options.restarts is None:
+        return None
+    store = AgentStore(MemoryStore(), run_id=run_id)
+    try:
+        memory = Memory(store.keys(""), mirror=mirror_of(options, store))
+        return store.run(restart_record.read(memory)).ending
+    finally:
+        store.close()

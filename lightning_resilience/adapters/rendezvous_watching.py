@@ -11,11 +11,12 @@ nodes wait to join                           yes, unless what they would load is
 the rendezvous does not answer               what was seen last, for as long as a node may be silent
 ===========================================  =======================================================
 
-It costs one read of the job's store each ``keep_alive_interval``, beside what torch reads itself.
+It costs one request at the job's store each ``keep_alive_interval``, beside torch's own.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TYPE_CHECKING
 
@@ -73,13 +74,14 @@ class Watching:
         self._looks = Cadence(every_s=options.keep_alive_s)
         self._growth = Cadence(every_s=options.keep_alive_s)
         self._may_grow = False
+        self._turns = itertools.count()
 
     def look(self) -> News:
         """Look around, once in a while; no news where the store does not answer."""
         if not self._looks.is_due(now_s=self._clock.now_s()):
             return News()
         try:
-            return self._connection.store().run(look_around(self._memory))
+            return self._connection.store().run(look_around(self._memory, next(self._turns)))
         except (StoreUnavailableError, RendezvousError) as error:
             _log.debug("no news: %s", error)
             return News()

@@ -9,6 +9,8 @@ torch 2.13):
   ``compare_set`` whose expectation no value ever has: it never blocks, never writes, and is one
   round trip. Several are read by ``check`` and then ``multi_get``.
 * ``compare_set`` has the port's four cases on all of them.
+* ``set`` of a ``TCPStore`` has no answer: into a connection that has just broken it is lost, and
+  says nothing. So something is asked after it (``store_requests``).
 * ``delete_key`` of a ``FileStore`` says True also for a key that never existed.
 * ``wait`` takes 0 (and whatever rounds to 0 milliseconds) for "for ever" on ``HashStore`` and
   ``FileStore``, and ``FileStore`` counts whole seconds.
@@ -21,15 +23,13 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch.distributed import (
-    DistStoreError,
     FileStore,
     HashStore,
     PrefixStore,
@@ -39,6 +39,7 @@ from torch.distributed import (
 
 from lightning_resilience.adapters.knocking import knock
 from lightning_resilience.adapters.store_connection import StoreClient, StoreConnection, no_check
+from lightning_resilience.adapters.store_requests import read, read_all, wait, wait_in_file, write
 from lightning_resilience.errors import ConfigError, CorruptRecordError, StoreUnavailableError
 
 
@@ -48,18 +49,12 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchStore", "innermost_store"]
 
-_ABSENT = b"\x00lightning-resilience: no value is ever this\x00"
-"""The expectation with which a key is read; see the module's docstring."""
-
 _CLIENT_SHARE = 0.4
 """Part of the timeout that torch is given: making a client of a dead server takes twice its timeout
 and a little, and a blocked ``multi_get`` must end in time for the keys to be read one by one."""
 
 _LOCAL_SLICE_S = 0.5
 """Longest single wait on a store that cannot be interrupted: how long ``close`` may take."""
-
-_FILE_POLL_S = 0.02
-"""How often a ``FileStore`` is looked at; torch's own wait looks every 0.01 s."""
 
 T = TypeVar("T")
 
@@ -175,18 +170,18 @@ class TorchStore:
 
     def get(self, key: str) -> bytes | None:
         """The value, or None where the key does not exist. One round trip."""
-        return self._run("get", key, lambda client: _read(client, key))
+        return self._run("get", key, lambda client: read(client, key))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes | None]:
         """The values of all ``keys`` in order; two round trips where all exist."""
         wanted = list(keys)
         if not wanted:
             return []
-        return self._run("multi_get", ", ".join(wanted), lambda client: _read_all(client, wanted))
+        return self._run("multi_get", ", ".join(wanted), lambda client: read_all(client, wanted))
 
     def set(self, key: str, value: bytes) -> None:
-        """Write ``value``."""
-        self._run("set", key, lambda client: client.set(key, value))
+        """Write ``value``. A request that has no answer, and one for the answer: one round trip."""
+        self._run("set", key, lambda client: write(client, key, value))
 
     def delete(self, key: str) -> bool:
         """Delete the key; True if it existed (a repeat after a lost answer says False)."""
@@ -225,14 +220,14 @@ class TorchStore:
             StoreUnavailableError: The connection broke, or was closed meanwhile.
         """
         slice_s = timeout_s if self._target.address is not None else _LOCAL_SLICE_S
-        wait = _wait_in_file if self._target.is_file else _wait
+        waits = wait_in_file if self._target.is_file else wait
         remaining_s = timeout_s
         while True:
             now_s = min(slice_s, max(0.0, remaining_s))
             if self._run(
                 "wait_for",
                 key,
-                partial(wait, key=key, timeout_s=now_s),
+                partial(waits, key=key, timeout_s=now_s),
                 extra_s=now_s,
                 repeatable=False,
             ):
@@ -363,38 +358,3 @@ def _opener(store: Store) -> Callable[[timedelta], Store]:
 def _path_of(store: FileStore) -> str:
     path: str = store.path  # type: ignore[attr-defined]  # missing in the stub only
     return path
-
-
-def _read(client: StoreClient, key: str) -> bytes | None:
-    value = client.compare_set(key, _ABSENT, _ABSENT)
-    return None if value == _ABSENT else value
-
-
-def _read_all(client: StoreClient, keys: list[str]) -> list[bytes | None]:
-    if client.has_extended_api() and client.check(keys):
-        try:
-            return list[Any](client.multi_get(keys))
-        except DistStoreError:
-            # A key was deleted in between.
-            return [_read(client, key) for key in keys]
-    return [_read(client, key) for key in keys]
-
-
-def _wait(client: StoreClient, key: str, timeout_s: float) -> bool:
-    if timeout_s <= 0:
-        return client.check([key])
-    try:
-        # Rounded up: 0 milliseconds would be for ever on some stores.
-        client.wait([key], timedelta(milliseconds=math.ceil(timeout_s * 1000)))
-    except DistStoreError:
-        return False
-    return True
-
-
-def _wait_in_file(client: StoreClient, key: str, timeout_s: float) -> bool:
-    pause = threading.Event()
-    for _ in range(math.ceil(timeout_s / _FILE_POLL_S)):
-        if client.check([key]):
-            return True
-        pause.wait(_FILE_POLL_S)
-    return client.check([key])

@@ -152,7 +152,13 @@ def most_urgent(records: Iterable[AgendaRecord]) -> AgendaRecord | None:
     return min(records, key=lambda one: (_URGENCY[one.kind], one.rank), default=None)
 
 
-def grace_s(option_s: float | None, *, is_warning: bool, ends_in_s: float | None) -> float:
+def grace_s(
+    option_s: float | None,
+    *,
+    is_warning: bool,
+    ends_in_s: float | None,
+    launcher_s: float | None = None,
+) -> float:
     """Return how long this process may still run once it was told to stop, in seconds.
 
     Args:
@@ -160,16 +166,18 @@ def grace_s(option_s: float | None, *, is_warning: bool, ends_in_s: float | None
         is_warning: Whether a signal other than SIGTERM came: one that is sent some time before.
         ends_in_s: In how many seconds the scheduler ends the job, if it says so. No more than an
             hour of it is believed, because two hosts' clocks stand behind it.
+        launcher_s: How long the launcher leaves between SIGTERM and SIGKILL, if it says so.
 
     Returns:
-        The option; or 30 s, which torchrun's agent and SLURM leave by default between SIGTERM and
-        SIGKILL; after a warning as long as the job still has, if that is more.
+        The option; or what the launcher says; or 30 s, which torchrun's agent and SLURM leave by
+        default between the two; after a warning as long as the job still has, if that is more.
     """
     if option_s is not None:
         return option_s
+    left_s = _DEFAULT_GRACE_S if launcher_s is None else launcher_s
     if not is_warning or ends_in_s is None:
-        return _DEFAULT_GRACE_S
-    return min(max(ends_in_s, _DEFAULT_GRACE_S), _LONGEST_GRACE_S)
+        return left_s
+    return min(max(ends_in_s, left_s), _LONGEST_GRACE_S)
 
 
 def fits(left_s: float | None, *, save_s: float | None) -> bool:

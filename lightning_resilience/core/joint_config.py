@@ -47,7 +47,8 @@ class JointConfig:
         defer_after_s: How long nobody must have listened at the store's address, in seconds, > 0.
             None takes min(30, ``joint_timeout_s`` / 4).
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds,
-            > 0. None takes 30, or after SIGUSR1 as long as SLURM's job still has.
+            > 0. None takes what torch's agent leaves, or 30, or after SIGUSR1 as long as SLURM's
+            job still has.
         max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
             unfinished, ≥ 1; another one waits.
         pause_training: When all ranks wait for an ill storage: ``at_save_points``, where they need

@@ -17,8 +17,10 @@ Why no rank waits long for one that has deferred, although they cannot talk:
   later finds the spoiled ballot. Until all ranks have come again, nobody makes a success.
 
 So a rank waits for at most two such times, and looks, after the first has deferred. What one rank
-may still miss is a verdict that another had read before: a success is nothing to miss, and a
-failure is told by rank 0 to all, as soon as there is a store again (``protocols.joint_deferred``).
+may still miss is a verdict that another had read before. A failure is told by rank 0 to all, as
+soon as there is a store again (``protocols.joint_deferred``). A success must be nothing to miss: no
+rank may decide by it what all have to do alike. So the answer to a question is what all ranks know
+wherever they know one, and a run ends alike for all of them (``core.run_end``).
 
 Only rank 0's saves to its spool are deferred, and what belongs to them: questions, links, removals.
 What all ranks need the same answer to (a load, a pause) has no other way, and waits.
@@ -33,7 +35,7 @@ import msgspec
 
 from lightning_resilience.core.muster import named
 from lightning_resilience.core.records import VERSION, FinalRecord, decode, encode
-from lightning_resilience.core.spool import DEFERRABLE, is_spooled
+from lightning_resilience.core.spool import DEFERRABLE
 from lightning_resilience.errors import ConfigError, JointUnavailableError
 
 
@@ -47,12 +49,13 @@ __all__ = [
     "SettledRecord",
     "StoreTerms",
     "Unsettled",
+    "answer_of",
     "default_defer_after_s",
     "deferred_final",
     "gone_error",
     "has_another_way",
     "is_deferred",
-    "names_answer",
+    "known_answer",
     "names_in",
     "others_error",
     "store_loss_policy",
@@ -62,7 +65,7 @@ __all__ = [
 ]
 
 _DEFERRED: Final = "deferred: "
-_OF_ONE: Final = DEFERRABLE | {"flush"}
+_OF_ONE: Final = DEFERRABLE | {"flush", "clear up"}
 _MOST_TOLD: Final = 2**16
 """Bytes of a listing that all ranks are told: some thousand names."""
 
@@ -174,13 +177,11 @@ class SettledRecord(msgspec.Struct, frozen=True, kw_only=True):
         v: Version of the format.
         before: Number of the operation in which rank 0 is; it has left all before.
         failures: Verdicts of those that had failed, by number.
-        has_spooled: Whether a save of the run was spooled.
     """
 
     v: int = VERSION
     before: int
     failures: dict[str, FinalRecord] = {}
-    has_spooled: bool = False
 
 
 class _Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,37 +196,26 @@ class Unsettled:
     Args:
         deferred: Numbers of those that it has deferred, and has not heard of since.
         failures: Verdicts that it has returned and that were failures, by number.
-        has_spooled: Whether it knows that a save of the run was spooled.
     """
 
     deferred: tuple[int, ...] = ()
     failures: Mapping[int, FinalRecord] = field(default_factory=dict)
-    has_spooled: bool = False
-
-    @property
-    def may_be_spooled(self) -> bool:
-        """Whether something may wait on rank 0's node, as far as this rank knows."""
-        return self.has_spooled or bool(self.deferred)
 
     def with_deferred(self, seq: int) -> Unsettled:
         """Return what is known once another one is deferred."""
         return replace(self, deferred=(*self.deferred, seq)[-_MOST_KEPT:])
 
-    def with_detail(self, detail: str) -> Unsettled:
-        """Return what is known once a save has ended with ``detail``."""
-        return replace(self, has_spooled=self.has_spooled or is_spooled(detail))
-
     def with_verdict(self, seq: int, final: FinalRecord) -> Unsettled:
         """Return what is known once a verdict was returned."""
         if not final.failure:
-            return self.with_detail(final.detail)
+            return self
         kept = dict([*self.failures.items(), (seq, final)][-_MOST_KEPT:])
         return replace(self, failures=kept)
 
     def record(self, seq: int) -> SettledRecord:
         """Return what rank 0 tells the others when it comes to an operation."""
         failures = {str(number): final for number, final in self.failures.items()}
-        return SettledRecord(before=seq, failures=failures, has_spooled=self.has_spooled)
+        return SettledRecord(before=seq, failures=failures)
 
     def heard(self, told: SettledRecord | None) -> tuple[Unsettled, dict[int, FinalRecord]]:
         """Return what is still unknown after rank 0 has told, and what had failed of the rest."""
@@ -234,8 +224,7 @@ class Unsettled:
         known = [seq for seq in self.deferred if seq < told.before]
         failed = {seq: told.failures[str(seq)] for seq in known if str(seq) in told.failures}
         rest = tuple(seq for seq in self.deferred if seq >= told.before)
-        has_spooled = self.has_spooled or told.has_spooled
-        return replace(self, deferred=rest, has_spooled=has_spooled), failed
+        return replace(self, deferred=rest), failed
 
 
 def deferred_final(op: str, *, subject: str, workers: tuple[int, ...], why: str) -> FinalRecord:
@@ -327,7 +316,7 @@ def unsettled_statement(unsettled: Unsettled) -> str:
     )
 
 
-def names_answer(name: str, *, saved: bool, names: frozenset[str] | None) -> str:
+def known_answer(name: str, *, saved: bool, names: frozenset[str] | None) -> str:
     """Answer, on every rank alike, whether a checkpoint of a name exists, without asking storage.
 
     Only this run writes to its directories: what was there when it began, and what it has been
@@ -346,3 +335,13 @@ def names_answer(name: str, *, saved: bool, names: frozenset[str] | None) -> str
     if saved:
         return str(True)
     return "" if names is None else str(name in names)
+
+
+def answer_of(final: FinalRecord, *, known: str) -> str:
+    """Return whether a checkpoint exists, as text: the same on a rank that has missed the verdict.
+
+    Args:
+        final: How the question has ended.
+        known: What all ranks know of it by themselves.
+    """
+    return known if is_deferred(final) or known == str(True) else final.detail

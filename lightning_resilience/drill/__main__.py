@@ -10,17 +10,16 @@ digest was given.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lightning_resilience.drill.load_sweep import loads_of_seed, sweep_loads, told_of_loads
-from lightning_resilience.drill.parallel import restarts_on_cores, sweep_on_cores
+from lightning_resilience.drill.job_kinds import KINDS
+from lightning_resilience.drill.parallel import jobs_on_cores, sweep_on_cores
 from lightning_resilience.drill.random_worlds import random_scenario
 from lightning_resilience.drill.report import failure_lines, is_another_run, story_lines
-from lightning_resilience.drill.restart_sweep import restarts_of_seed, told_of_restarts
-from lightning_resilience.drill.save_sweep import saves_of_seed, sweep_saves, told_of_saves
 from lightning_resilience.drill.scenario_file import read_scenario
 from lightning_resilience.drill.sweep import Run, Tally, run_world
 from lightning_resilience.errors import ScenarioError
@@ -29,14 +28,12 @@ from lightning_resilience.errors import ScenarioError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from lightning_resilience.drill.job_sweep import JobKind
     from lightning_resilience.drill.scenario import Scenario
 
 
 __all__ = ["app"]
 
-# They are small: a hundred take half a second.
-_SAVES_PER_SEED: Final = 4
-_LOADS_PER_SEED: Final = 2
 _FAILED: Final = 1
 _WRONG_QUESTION: Final = 2
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -82,67 +79,29 @@ def _sweep(seeds: Sequence[int], scenario: Scenario | None, *, path: str, worker
                 raise typer.Exit(_FAILED)
     _say(tally.lines())
     if scenario is None:
-        _sweep_saves(range(_SAVES_PER_SEED * seeds[0], _SAVES_PER_SEED * (seeds[-1] + 1)))
-        _sweep_loads(range(_LOADS_PER_SEED * seeds[0], _LOADS_PER_SEED * (seeds[-1] + 1)))
-        _sweep_restarts(seeds, workers=workers)
+        for kind in KINDS:
+            own = range(kind.per_seed * seeds[0], kind.per_seed * (seeds[-1] + 1))
+            _sweep_jobs(kind, own, workers=workers)
     typer.echo(f"Every promise was kept, by seeds {seeds[0]} to {seeds[-1]}.")
 
 
-def _sweep_saves(seeds: Sequence[int]) -> None:
-    effects = 0
-    for run in sweep_saves(seeds):
-        effects += run.effects
-        if run.check:
-            _say([f"A promise was not kept, by the saves of seed {run.seed}.", ""], err=True)
-            _say(told_of_saves(run), err=True)
-            raise typer.Exit(_FAILED)
-    typer.echo(f"saves: {len(seeds):,} runs, {effects:,} effects on their storage")
-
-
-def _sweep_restarts(seeds: Sequence[int], *, workers: int) -> None:
-    starts = entries = 0
-    with closing(restarts_on_cores(seeds, workers=workers)) as runs:
+def _sweep_jobs(kind: JobKind[Any, Any], seeds: Sequence[int], *, workers: int) -> None:
+    sums: Counter[str] = Counter()
+    with closing(jobs_on_cores(kind, seeds, workers=workers)) as runs:
         for run in runs:
-            starts, entries = starts + run.starts, entries + run.entries
+            sums.update(run.counts)
             if run.check:
-                told = restarts_of_seed(run.seed)
-                _say([f"A promise was not kept, by the restarts of seed {run.seed}.", ""], err=True)
-                _say(told_of_restarts(told), err=True)
+                told = kind.told(kind.of_seed(run.seed))
+                which = f"the {kind.name} of seed {run.seed}"
+                _say([f"A promise was not kept, by {which}.", "", *told], err=True)
                 raise typer.Exit(_FAILED)
-    typer.echo(f"restarts: {len(seeds):,} jobs, {starts:,} starts, {entries:,} entries")
+    typer.echo(f"{kind.name}: {len(seeds):,} {kind.sums.format_map(sums)}")
 
 
-def _replay_restarts(seed: int) -> None:
-    run = restarts_of_seed(seed)
+def _replay_job(kind: JobKind[Any, Any], seed: int) -> None:
+    run = kind.of_seed(seed)
     _say(run.story)
-    _say(told_of_restarts(run, lines=0), err=bool(run.check))
-    if run.check:
-        raise typer.Exit(_FAILED)
-
-
-def _replay_saves(seed: int) -> None:
-    run = saves_of_seed(seed)
-    _say(run.story)
-    _say(told_of_saves(run, lines=0), err=bool(run.check))
-    if run.check:
-        raise typer.Exit(_FAILED)
-
-
-def _sweep_loads(seeds: Sequence[int]) -> None:
-    steps = 0
-    for run in sweep_loads(seeds):
-        steps += run.steps
-        if run.check:
-            _say([f"A promise was not kept, by the loads of seed {run.seed}.", ""], err=True)
-            _say(told_of_loads(run), err=True)
-            raise typer.Exit(_FAILED)
-    typer.echo(f"loads: {len(seeds):,} jobs, {steps:,} steps of their processes")
-
-
-def _replay_loads(seed: int) -> None:
-    run = loads_of_seed(seed)
-    _say(run.story)
-    _say(told_of_loads(run, lines=0), err=bool(run.check))
+    _say(kind.told(run, lines=0), err=bool(run.check))
     if run.check:
         raise typer.Exit(_FAILED)
 
@@ -185,15 +144,10 @@ def main(  # noqa: PLR0913 - the options that a person has
     """Run simulated worlds with every promise checked after everything that happens."""
     if digest and seed is None:
         raise typer.BadParameter("a digest belongs to one run: give its --seed too (SEED=n).")
-    if saves is not None:
-        _replay_saves(saves)
-        return
-    if loads is not None:
-        _replay_loads(loads)
-        return
-    if restarts is not None:
-        _replay_restarts(restarts)
-        return
+    for kind, job in zip(KINDS, (saves, loads, restarts), strict=True):
+        if job is not None:
+            _replay_job(kind, job)
+            return
     given = _read(scenario)
     if seed is not None:
         _replay(given or random_scenario(seed), seed, path=scenario, digest=digest)

@@ -25,6 +25,7 @@ I7      a call costs one read, and none while the view is fresh     ``CheapCalls
 I7      what a waiter asks the store is bounded                     ``BoundedCost``
 I8      no two ranks return different verdicts                      ``OneVerdict``
 I8      who defers has reason to, and leaves nobody behind          ``Deferrals``
+I8      all ranks end a run alike                                   ``SameEnd``
 I8      who is taken for lost has been silent                       ``LostRanks``
 I8      a verdict is what the workers' outcomes make it             ``HonestVerdicts``
 I9      resume never finds a torn checkpoint                        ``checks_saves``
@@ -47,7 +48,7 @@ from typing import TYPE_CHECKING
 from lightning_resilience.drill.checks_breaker import FencedResults, OneProbe
 from lightning_resilience.drill.checks_budget import PaidRetries
 from lightning_resilience.drill.checks_conduct import BoundedCost, BoundedKeys, KnownErrors
-from lightning_resilience.drill.checks_deferred import Deferrals
+from lightning_resilience.drill.checks_deferred import Deferrals, SameEnd
 from lightning_resilience.drill.checks_duties import (
     ClearedVotes,
     DueClaims,
@@ -97,6 +98,7 @@ def all_checks(world: World) -> list[Observer]:
         CheapCalls(facts),
         OneVerdict(facts),
         Deferrals(facts),
+        SameEnd(facts),
         HonestVerdicts(facts),
         PromptVerdicts(facts),
         DueClaims(facts),

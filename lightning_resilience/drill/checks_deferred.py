@@ -6,6 +6,8 @@ A save that was left without a verdict is done, or staged on the node of who mad
 defers was there when the server was gone, and for long enough; or has met another store than it
 had. Once a rank has deferred and the worker has left, the others leave within a bound, also where
 the store is back. And after the next verdict every rank knows how what it had deferred has ended.
+
+At the end of the run all ranks wait for what may be left, or none does, whatever each has heard.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.store_loss import is_deferred
 from lightning_resilience.drill.facts import EPSILON_S, Check
-from lightning_resilience.drill.process import WORKER
+from lightning_resilience.drill.process import ENDS, WORKER
 from lightning_resilience.drill.scenario import StoreGone
 
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.process import Operation, Process
 
 
-__all__ = ["Deferrals"]
+__all__ = ["Deferrals", "SameEnd"]
 
 _NEVER_S: Final = float("-inf")
 # Looks at a store that does not answer: a pause, and the client's patience.
@@ -50,7 +52,7 @@ class Deferrals(Check):
         # When the first rank has deferred an operation, and when its worker has left it.
         self._first_s: dict[tuple[int, int], float] = {}
         self._worker_left_s: dict[tuple[int, int], float] = {}
-        self._left_s: dict[str, float] = {}
+        self._before_s: dict[str, float] = {}
         self._deferred: set[str] = set()
 
     def operation_ended(self, now_s: float, operation: Operation) -> None:
@@ -73,14 +75,15 @@ class Deferrals(Check):
             if result is not None and not result.final.failure:
                 self._must_be_settled(operation)
         self._must_not_be_late(now_s, operation, number)
-        self._left_s[process.name] = now_s
+        self._before_s[process.name] = operation.began_at_s
 
     def _must_have_reason(self, now_s: float, operation: Operation) -> None:
         process = operation.process
-        if operation.kind != "joint":
+        if not operation.is_of_one:
             self.fail(f"{process.name} defers a {operation.kind}, which has no other way")
-        # From the operation before on: what it knows of the store it has from there.
-        since_s = self._left_s.get(process.name, _NEVER_S)
+        # From the operation before on: what it knows of the store it has from there, and that may
+        # have gone after it had read its verdict.
+        since_s = self._before_s.get(process.name, _NEVER_S)
         was_gone = any(
             fault.at_s <= now_s and fault.at_s + fault.for_s >= since_s for fault in self._gone
         )
@@ -148,3 +151,49 @@ class Deferrals(Check):
         away_s = max((fault.for_s for fault in self._gone), default=0.0)
         patience_s = _PATIENCES * self._after_s + _LOOKS * look_s
         return patience_s * self.scenario.clocks.rate + min(away_s, patience_s)
+
+
+class SameEnd(Check):
+    """Looks whether the ranks of one start end their run alike.
+
+    Args:
+        facts: What is true.
+    """
+
+    promise = "I8"
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._waits: dict[int, dict[str, bool]] = {}
+        self._not_told: set[str] = set()
+
+    def operation_began(self, now_s: float, operation: Operation) -> None:
+        """Note who waits at its end for what may be left, and who goes on to it."""
+        del now_s
+        if operation.kind == ENDS[0]:
+            self._note(operation.process, waits=True)
+        elif operation.kind in ENDS and operation.process.name in self._not_told:
+            self.fail(f"{operation.process.name} goes on to what is left, and was told of nothing")
+
+    def operation_ended(self, now_s: float, operation: Operation) -> None:
+        """Note who was told nothing of what is left."""
+        del now_s
+        result = operation.result
+        if operation.kind == ENDS[0] and result is not None and is_deferred(result.final):
+            self._not_told.add(operation.process.name)
+
+    def changed(self, now_s: float, process: Process, what: str) -> None:
+        """Note who has come to its end without that."""
+        del now_s
+        last = process.operation
+        went_well = last is not None and last.error is None and last.kind not in ENDS
+        if what == "ended" and went_well:
+            self._note(process, waits=False)
+
+    def _note(self, process: Process, *, waits: bool) -> None:
+        before = self._waits.setdefault(process.incarnation, {})
+        for name, other in before.items():
+            if other is not waits:
+                one, two = (process.name, name) if waits else (name, process.name)
+                self.fail(f"{one} waits at its end for what may be left, and {two} has gone on")
+        before[process.name] = waits

@@ -81,6 +81,11 @@ def _workers(process: Process, ranks: int) -> tuple[int, ...]:
     return tuple(range(ranks)) if is_load else (WORKER,)
 
 
+def _asks_storage(process: Process) -> bool:
+    operation = process.operation
+    return operation is None or operation.is_guarded
+
+
 def _least(reports: dict[int, _Report]) -> tuple[int, int]:
     """Return the most severe of some reports and the lowest rank that has made it."""
     return min((_SEVERITY.index(report.failure), rank) for rank, report in reports.items())
@@ -170,7 +175,7 @@ class HonestVerdicts(_Outcomes):
         rank = report.rank
         if rank != process.rank:
             self.fail(f"{process.name} reports {report.failure or 'ok'!r} for rank {rank}")
-        if not report.failure and rank not in work.served:
+        if not report.failure and rank not in work.served and _asks_storage(process):
             self.fail(f"{process.name} reports a success, and storage has not served it")
         before = work.reports.get(rank)
         if before is not None and before.failure != report.failure:
@@ -194,7 +199,7 @@ class HonestVerdicts(_Outcomes):
                     f"{process.name} decides that all went well, and rank {rank} has reported "
                     f"{report.failure!r} at {report.at_s:.6f} s"
                 )
-            if rank not in work.served:
+            if rank not in work.served and _asks_storage(process):
                 self.fail(
                     f"{process.name} decides that all went well, and storage has not served "
                     f"rank {rank}"

@@ -53,6 +53,9 @@ __all__ = [
 STORE: Final = "store"
 """Who it is to whom it happens that the store comes back empty."""
 
+# One store for all worlds, which is given the content of the one that it works on.
+_CELLS: Final = Cells()
+_PERFORM: Final = store_performers(_CELLS)
 _READS: Final = (fx.Get, fx.MultiGet)
 _FAULTS: Final = frozenset({"crash", "lost", "away", "pause", "interrupt"})
 
@@ -225,7 +228,7 @@ def taken(state: State, choice: Choice) -> Step:
     if who == STORE:
         after = State(values={}, processes=state.processes, faults=state.faults, lives=1)
         return Step(before=state, choice=choice, after=after, actor=None)
-    at, process = next((at, process) for at, process in state.alive() if process.name == who)
+    at, process = next(each for each in state.alive() if each[1].cast.name == who)
     values, then = _outcome(state.values, process, what)
     processes = (*state.processes[:at], then, *state.processes[at + 1 :])
     faults = state.faults - (what in _FAULTS)
@@ -251,9 +254,8 @@ def _outcome(
 def _performed(values: Mapping[str, bytes], effect: Any) -> tuple[Mapping[str, bytes], Any]:  # noqa: ANN401 - whatever a store answers
     if isinstance(effect, fx.WaitFor):
         return values, effect.key in values
-    cells = Cells()
-    cells.values = dict(values)
-    value = store_performers(cells)[type(effect)](effect)
+    before = _CELLS.values = dict(values)
+    value = _PERFORM[type(effect)](effect)
     if isinstance(effect, fx.MultiGet):
         value = tuple(value)
-    return (values if cells.values == values else cells.values), value
+    return (values if before == values else before), value

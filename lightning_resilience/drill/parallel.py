@@ -15,19 +15,18 @@ from itertools import chain
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from lightning_resilience.drill.restart_sweep import sweep_restarts
 from lightning_resilience.drill.sweep import sweep
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
-    from lightning_resilience.drill.restart_sweep import RestartRun
+    from lightning_resilience.drill.job_sweep import JobKind, JobRun
     from lightning_resilience.drill.scenario import Scenario
     from lightning_resilience.drill.sweep import Run
 
 
-__all__ = ["restarts_on_cores", "sweep_on_cores"]
+__all__ = ["jobs_on_cores", "sweep_on_cores"]
 
 R = TypeVar("R", bound=Any)
 
@@ -52,23 +51,31 @@ def sweep_on_cores(
     yield from _on_cores(partial(_worlds, scenario=scenario), seeds, workers=workers)
 
 
-def restarts_on_cores(seeds: Sequence[int], *, workers: int) -> Generator[RestartRun, None, None]:
-    """Run jobs that are started again and again, as ``sweep_on_cores`` runs worlds.
+def jobs_on_cores(
+    kind: JobKind[Any, Any], seeds: Sequence[int], *, workers: int
+) -> Generator[JobRun[Any], None, None]:
+    """Run jobs of a kind as ``sweep_on_cores`` runs worlds; their stories stay behind.
 
     Args:
+        kind: The kind.
         seeds: Their seeds.
-        workers: How many processes, ≥ 1.
+        workers: How many processes, ≥ 1. One is this process.
 
     Yields:
-        How each went, in the order of the seeds; the last one may have failed.
+        How each went, in the order of the seeds, without its story; the last one may have failed.
     """
-    yield from _on_cores(_restarts, seeds, workers=workers)
+    chunk = _CHUNK * kind.per_seed
+    yield from _on_cores(partial(_jobs, kind=kind), seeds, workers=workers, chunk=chunk)
 
 
 def _on_cores(
-    run: Callable[[Sequence[int]], list[R]], seeds: Sequence[int], *, workers: int
+    run: Callable[[Sequence[int]], list[R]],
+    seeds: Sequence[int],
+    *,
+    workers: int,
+    chunk: int = _CHUNK,
 ) -> Generator[R, None, None]:
-    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    chunks = [seeds[at : at + chunk] for at in range(0, len(seeds), chunk)]
     if workers == 1:
         yield from _to_the_first_failure(chain.from_iterable(map(run, chunks)))
         return
@@ -85,8 +92,8 @@ def _worlds(seeds: Sequence[int], scenario: Scenario | None) -> list[Run]:
     return list(sweep(seeds, scenario))
 
 
-def _restarts(seeds: Sequence[int]) -> list[RestartRun]:
-    return [replace(run, story=()) for run in sweep_restarts(seeds)]
+def _jobs(seeds: Sequence[int], kind: JobKind[Any, Any]) -> list[JobRun[Any]]:
+    return [replace(run, story=()) for run in kind.sweep(seeds)]
 
 
 def _to_the_first_failure(runs: Iterable[R]) -> Iterator[R]:

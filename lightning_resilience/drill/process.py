@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect
 
 
-__all__ = ["WORKER", "Host", "Operation", "Process", "Strike"]
+__all__ = ["ENDS", "WORKER", "Host", "Operation", "Process", "Strike"]
 
 WORKER: Final = 0
 """The rank that works in joint saves."""
 
 _NEVER_S: Final = float("-inf")
 _BY_ALL: Final = frozenset({"collective", "load"})
+ENDS: Final = ("flush", "clear up")
+"""Joint operations at the end of a run: rank 0 works in them, as in a save."""
 
 
 class Host:
@@ -84,7 +86,7 @@ class Operation:
 
     Args:
         process: Who makes it.
-        kind: As in the scenario's workload.
+        kind: As in the scenario's workload, or one of ``ENDS``.
         number: Its number among the process's operations; of a joint one, the sequence number.
 
     Attributes:
@@ -113,7 +115,7 @@ class Operation:
     @property
     def is_joint(self) -> bool:
         """True where it ends with one verdict for all ranks."""
-        return self.kind in JOINT_KINDS
+        return self.kind in JOINT_KINDS or self.kind in ENDS
 
     @property
     def is_made_by_all(self) -> bool:
@@ -121,9 +123,19 @@ class Operation:
         return self.kind in _BY_ALL
 
     @property
+    def is_of_one(self) -> bool:
+        """True where rank 0 works, and the others wait for it."""
+        return self.is_joint and not self.is_made_by_all
+
+    @property
     def has_work(self) -> bool:
-        """True where this process calls storage, and does not only wait for another one."""
-        return self.kind != "joint" or self.process.rank == WORKER
+        """True where this process has something to do, and does not only wait for another one."""
+        return not self.is_of_one or self.process.rank == WORKER
+
+    @property
+    def is_guarded(self) -> bool:
+        """True where it asks storage; otherwise it waits for what does."""
+        return self.kind != "flush"
 
 
 def _not_begun() -> Generator[Effect, Any, Any]:

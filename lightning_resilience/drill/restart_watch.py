@@ -7,6 +7,7 @@ It is what ``adapters.rendezvous_watching`` does with torch's own rendezvous.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.joining import Cadence, Watch
@@ -41,6 +42,7 @@ class AgentWatch:
         self._looks = Cadence(every_s=KEEP_ALIVE_S)
         self._growth = Cadence(every_s=KEEP_ALIVE_S)
         self._may_grow = False
+        self._turns = itertools.count()
 
     def look(self) -> Protocol[News]:
         """Look around, once in a while; no news where the store does not answer."""
@@ -49,7 +51,7 @@ class AgentWatch:
         if memory is None or not self._looks.is_due(now_s=now_s):
             return News()
         try:
-            return (yield from look_around(memory))
+            return (yield from look_around(memory, next(self._turns)))
         except StoreError:
             return News()
 

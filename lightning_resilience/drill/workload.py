@@ -4,8 +4,9 @@
 
 The programs are what the adapters make of a user's training: calls of one rank's own, calls that
 all make at the same time, joint saves on which one rank works, and joint loads, in which all do.
-Some ranks may leave one out, or make one twice, as under a condition that is not the same on all. A
-call that fails is caught, as a careful user's is; a joint operation that fails ends its rank, as an
+Some ranks may leave one out, or make one twice, as under a condition that is not the same on all.
+Where saves may be deferred, the run ends as it does there (``core.run_end``). A call that fails is
+caught, as a careful user's is; a joint operation that fails ends its rank, as an
 exception does that nobody catches.
 """
 
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.joint import error_of, report_of
 from lightning_resilience.core.outcome import classify
+from lightning_resilience.core.run_end import RunEnd, rest_of
 from lightning_resilience.core.waiting import VOICE_S, chunk_s
-from lightning_resilience.drill.process import WORKER, Operation
+from lightning_resilience.drill.process import ENDS, WORKER, Operation
 from lightning_resilience.drill.scenario import JOINT_KINDS, Stray
 from lightning_resilience.drill.storage_model import Request
 from lightning_resilience.errors import ResilienceError
@@ -53,6 +55,8 @@ DEPENDENCY: Final = "drill://storage:write"
 STAGED: Final = "staged"
 """What a save has come to that waits on the node of the rank that has made it."""
 
+_LEFT: Final = "left"
+_HALF: Final = 0.5
 _STAGING_S: Final = 0.02
 _LOOK_S: Final = 0.05
 _LONGEST_SETUP_S: Final = 120.0
@@ -105,7 +109,7 @@ class Job:
             self.enlisted.add(process.rank)
             if not (yield from self._all_have_begun()):
                 return
-        number = 0
+        number, end = 0, RunEnd()
         for turn in range(work.rounds):
             if turn:
                 yield Sleep(work.every_s)
@@ -119,6 +123,23 @@ class Job:
                 operation.place = f"step {turn}, call {place}"
                 if not (yield from self._make(operation, circuit, member)):
                     return
+                end = end.begun(_name_of(kind))
+        yield from self._end(process, circuit, member, end=end, number=number)
+
+    def _end(
+        self, process: Process, circuit: Circuit, member: Member, *, end: RunEnd, number: int
+    ) -> Protocol[None]:
+        """End the run as all ranks do: wait for what may have been left, then for the rest."""
+        is_due = end.is_due and member.defer_after_s is not None
+        for kind in ENDS:
+            if not is_due:
+                return
+            number += 1
+            operation = Operation(process=process, kind=kind, number=number)
+            operation.place = "the end"
+            if not (yield from self._make(operation, circuit, member)):
+                return
+            is_due = bool(rest_of(operation.result.final))
 
     def _lived(self, process: Process) -> Iterator[str]:
         """Yield the operations of a round as this rank makes them."""
@@ -262,24 +283,35 @@ class Job:
     def _call(self, operation: Operation, circuit: Circuit) -> Protocol[Guarded]:
         return guard(circuit, self._guarded(operation))
 
+    def _work(
+        self, operation: Operation, circuit: Circuit, started_at_s: float
+    ) -> Protocol[Guarded]:
+        if operation.is_guarded:
+            return (yield from guard(circuit, self._guarded(operation), started_at_s))
+        draw: float = yield Draw()
+        pause_s = draw * self.scenario.workload.joint_timeout_s / _BEATS_PER_TIMEOUT
+        yield Sleep(pause_s)
+        # Something is left to be removed in every other run.
+        return Guarded(value=_LEFT * (draw < _HALF), attempts=0, elapsed_s=pause_s)
+
     def _join(
         self, operation: Operation, circuit: Circuit, member: Member
     ) -> Protocol[JointResult]:
         joint = Joint(
-            op="save" if operation.kind == "joint" else operation.kind,
+            op=_name_of(operation.kind),
             seq=operation.number,
             digest=operation.place,
             subject=f"{operation.number}.ckpt",
-            workers=(WORKER,) if operation.kind == "joint" else tuple(range(member.world_size)),
-            circuit=circuit,
+            workers=(WORKER,) if operation.is_of_one else tuple(range(member.world_size)),
+            circuit=circuit if operation.is_guarded else None,
             patience=self._patience(operation),
             deadline_s=self.scenario.retry.deadline_s,
-            may_be_deferred=operation.kind == "joint" and member.defer_after_s is not None,
+            may_be_deferred=operation.is_of_one and member.defer_after_s is not None,
         )
         part = None
         if operation.has_work:
             part = Part(
-                run=lambda started_at_s: guard(circuit, self._guarded(operation), started_at_s),
+                run=partial(self._work, operation, circuit),
                 detail=lambda done: str(done.value),
                 outcome=lambda error: report_of(error, rank=member.rank, outcome=classify(error)),
                 instead=_stage,
@@ -295,6 +327,10 @@ class Job:
         if failure is not None:
             raise failure
         return result
+
+
+def _name_of(kind: str) -> str:
+    return "save" if kind == "joint" else kind
 
 
 def _stage(_why: str) -> Protocol[Guarded]:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from lightning_resilience.core import joint as core
 from lightning_resilience.core.events import DeferralsSettled, OperationDeferred
 from lightning_resilience.core.records import FinalRecord, decode, encode
-from lightning_resilience.core.spool import is_spooled
 from lightning_resilience.core.store_loss import (
     DeferredError,
     SettledRecord,
@@ -115,8 +114,6 @@ def defer(
         raise undone_error(
             joint.op, seq=joint.seq, rank=member.rank, subject=joint.subject, cause=cause
         ) from done.error
-    if done.value is not None:
-        member.unsettled = member.unsettled.with_detail(part.detail(done.value))
     return JointResult(final=final, value=done.value)
 
 
@@ -179,11 +176,7 @@ def _ask(member: Member, joint: Joint) -> Protocol[SettledRecord | None]:
     }
     before = max((told.before, *(int(seq) + 1 for seq in there)))
     failures = {seq: record for seq, record in there.items() if record.failure}
-    return SettledRecord(
-        before=before,
-        failures={**told.failures, **failures},
-        has_spooled=told.has_spooled or any(is_spooled(one.detail) for one in there.values()),
-    )
+    return SettledRecord(before=before, failures={**told.failures, **failures})
 
 
 def _verdict(raw: bytes | None, key: str) -> FinalRecord | None:

@@ -36,6 +36,7 @@ from lightning_resilience.protocols.shared_cell import create
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.core.keys import Keys
     from lightning_resilience.core.restart_config import RestartConfig
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -44,15 +45,20 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "LOOKS",
     "Dependency",
     "Gate",
     "News",
+    "begins_anew",
     "charge_missed",
     "let_through",
     "look_around",
     "pass_first_gate",
     "pass_gate",
 ]
+
+LOOKS: Final = 4
+"""After so many looks around, an agent has seen everything that there is to see."""
 
 _CIRCLES: Final = 64
 """So often a circuit may open again during the delay; the deadline comes before that."""
@@ -109,8 +115,15 @@ class News:
     is_over: bool = False
 
 
-def look_around(memory: Memory) -> Protocol[News]:
-    """Look whether other agents have come to the gate, or have ended the job: one round trip.
+def look_around(memory: Memory, turn: int) -> Protocol[News]:
+    """Look whether other agents have come to the gate, or have ended the job: one read.
+
+    One key each time, and the bell every other time: whoever comes to the gate because of a failure
+    rings it, and everything else is said again by nodes that are missed, or that wait to join.
+
+    Args:
+        memory: What this agent remembers of restarts.
+        turn: How often it has looked around before, in this start of the workers.
 
     Raises:
         StoreUnavailableError: The store did not answer.
@@ -118,14 +131,30 @@ def look_around(memory: Memory) -> Protocol[News]:
     keys = memory.keys
     # The bell and not the incident: workers that have told why they leave are still leaving, and
     # what they save meanwhile has its time. An agent rings when it has seen one end.
-    names = (keys.restarts, keys.joint("failed", 0), keys.joint("go", 0))
-    values: list[bytes | None] = yield MultiGet(names)
-    record, bell, go = values
-    if record is None and memory.seen is None:
-        return News(is_over=bell is not None or go is not None)
-    found = yield from restart_record.look(memory, record)
-    is_charged = quota.charged(found, memory.keys.incarnation)
-    return News(ending=found.ending, is_over=is_charged or bell is not None or go is not None)
+    bell = keys.joint("failed", 0)
+    key = (bell, keys.restarts, bell, keys.joint("go", 0))[turn % LOOKS]
+    raw: bytes | None = yield Get(key)
+    if key != keys.restarts:
+        return News(is_over=raw is not None)
+    if raw is None and memory.seen is None:
+        return News()
+    found = yield from restart_record.look(memory, raw)
+    return News(ending=found.ending, is_over=quota.charged(found, keys.incarnation))
+
+
+def begins_anew(keys: Keys) -> Protocol[bool]:
+    """Tell whether agents have come to the gate after this start of the workers.
+
+    For an agent whose own workers have ended well, and that was waiting for those of the others.
+
+    Args:
+        keys: Names of the keys of that start.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    values: list[bytes | None] = yield MultiGet((keys.joint("failed", 0), keys.joint("go", 0)))
+    return any(value is not None for value in values)
 
 
 def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:

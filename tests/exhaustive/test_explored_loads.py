@@ -14,8 +14,8 @@ import pytest
 
 from lightning_resilience.core import fetching
 from lightning_resilience.core.pipeline import Do
+from lightning_resilience.drill.job_kinds import LOADS
 from lightning_resilience.drill.load_plan import LoadPlan, Place
-from lightning_resilience.drill.load_sweep import explore_loads, told_of_loads
 
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ TROUBLES = {"crashes": 20, "faults": 35, "stops": 40, "outages": 12, "flips": 5,
 def explored(plan: LoadPlan) -> int:
     """Run a plan in every way, and return in how many."""
     count = 0
-    for run in explore_loads(plan):
-        assert not run.check, "\n".join(told_of_loads(run))
+    for run in LOADS.explore(plan):
+        assert not run.check, "\n".join(LOADS.told(run))
         count += 1
     return count
 
@@ -82,6 +82,6 @@ def test_the_explorer_sees_a_file_that_nobody_has_checked(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("lightning_resilience.drill.load_reading.fetching", trusting)
 
-    runs = {run.check for run in explore_loads(LoadPlan(flips=1))}
+    runs = {run.check for run in LOADS.explore(LoadPlan(flips=1))}
 
     assert runs == {"", "I9 CheckedBytes"}

@@ -15,9 +15,9 @@ import pytest
 
 from lightning_resilience.core import pipeline
 from lightning_resilience.core.pipeline import Do, Step
+from lightning_resilience.drill.job_kinds import SAVES
 from lightning_resilience.drill.save_looks import Format
 from lightning_resilience.drill.save_plan import Names, SavePlan, fits
-from lightning_resilience.drill.save_sweep import explore, told_of_saves
 
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ KINDS = [
 def explored(plan: SavePlan) -> int:
     """Run a plan in every way, and return in how many."""
     count = 0
-    for run in explore(plan):
-        assert not run.check, "\n".join(told_of_saves(run))
+    for run in SAVES.explore(plan):
+        assert not run.check, "\n".join(SAVES.told(run))
         count += 1
     return count
 
@@ -91,7 +91,7 @@ def test_the_explorer_sees_what_a_wrong_order_does(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(pipeline, "removal", wrong)
 
-    runs = list(explore(SavePlan(points=POINTS)))
+    runs = list(SAVES.explore(SavePlan(points=POINTS)))
 
     assert [run.check for run in runs] == ["I9 HonestMarks"]
 
@@ -106,8 +106,8 @@ def test_the_explorer_needs_an_abandoned_attempt_to_find_what_it_does(
     )
     names: dict[str, Any] = {"names": Names.SAME, "points": 2}
 
-    quiet = {run.check for run in explore(SavePlan(**names, faults=1))}
-    moved = {run.check for run in explore(SavePlan(**names, faults=1, moves=1))}
+    quiet = {run.check for run in SAVES.explore(SavePlan(**names, faults=1))}
+    moved = {run.check for run in SAVES.explore(SavePlan(**names, faults=1, moves=1))}
 
     assert quiet == {""}
     assert moved > {""}

@@ -12,7 +12,6 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -25,6 +24,7 @@ import pytest
 
 from tests.faulty_filesystem import FaultPlan
 from tests.lightning_job import Job, launched, store_server
+from tests.ports import free_port
 from tests.single_rank import fit
 
 
@@ -155,14 +155,6 @@ def srun(rank: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def start_script(started: Started) -> None:

@@ -46,12 +46,20 @@ KEYS = Keys(run_id="split", incarnation="1")
 
 
 class Cable:
-    """A way to a server that can be cut: nothing passes any more, and nobody is told."""
+    """A way to a server that can be cut: nothing passes any more, and nobody is told.
+
+    It can be closed as well, which everybody is told who comes, and opened again.
+    """
 
     def __init__(self, port: int) -> None:
         self._to = port
         self._is_cut = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = 0
+        self.open()
+
+    def open(self) -> None:
+        """Let everything through, at the same address as before."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self.port = self._listener.getsockname()[1]
         self._ends: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
@@ -62,7 +70,7 @@ class Cable:
         self._is_cut.set()
 
     def close(self) -> None:
-        """End all threads."""
+        """End all threads; whoever comes is refused."""
         # A listener that is only closed goes on accepting in the thread that is in it.
         for end in (self._listener, *self._ends):
             with contextlib.suppress(OSError):

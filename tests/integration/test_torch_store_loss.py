@@ -21,6 +21,7 @@ import torch.distributed as dist
 from lightning_resilience.adapters.torch_store import TorchStore, _Target
 from lightning_resilience.errors import StoreUnavailableError
 from tests.integration.store_server import HANG_S, Server
+from tests.integration.test_split_store import Cable
 
 
 if TYPE_CHECKING:
@@ -343,3 +344,38 @@ def test_a_server_that_is_gone_is_told_from_one_that_is_silent(*, is_killed: boo
             server.kill()
 
     assert caught.value.is_refused is is_killed
+
+
+def test_a_write_that_was_lost_on_its_way_is_no_success(server: Server) -> None:
+    """The server answers nothing to it, so it is asked something else before anybody relies on it.
+
+    A rank whose arrival was lost with its connection waited for the others, and they for it.
+    """
+    cable = Cable(server.port)
+    store = TorchStore.connect("127.0.0.1", cable.port, timeout_s=1.0)
+    try:
+        store.set("k", b"before")
+        cable.cut()
+        with pytest.raises(StoreUnavailableError):
+            store.set("k", b"lost")
+    finally:
+        store.close()
+        cable.close()
+
+
+def test_a_write_into_a_connection_that_was_closed_gets_there(server: Server) -> None:
+    """The connection is made anew, and the write repeated."""
+    cable = Cable(server.port)
+    store = TorchStore.connect("127.0.0.1", cable.port, timeout_s=HANG_S)
+    watcher = TorchStore.connect("127.0.0.1", server.port, timeout_s=HANG_S)
+    try:
+        for turn in range(20):
+            store.set("k", b"before")
+            cable.close()
+            cable.open()
+            store.set("k", b"%d" % turn)
+            assert watcher.get("k") == b"%d" % turn
+    finally:
+        store.close()
+        watcher.close()
+        cable.close()

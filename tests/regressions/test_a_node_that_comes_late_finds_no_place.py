@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agents import free_port
 from tests.handlers import WITHIN_S, server, status_of
+from tests.ports import free_port
 
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +12,7 @@ from lightning_resilience.adapters.object_store import FsspecObjectStore
 from lightning_resilience.adapters.private_filesystem import private_filesystem
 from lightning_resilience.core.outcome import FailureClass, classify
 from tests.faulty_filesystem import Rule
+from tests.ports import free_port
 from tests.s3_server import S3Server
 from tests.single_rank import fit, names, plan_in_use
 from tests.tokens import RecordingToken
@@ -28,17 +28,9 @@ if TYPE_CHECKING:
 pytest.importorskip("s3fs")
 
 
-def closed_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def test_an_endpoint_that_refuses_is_transient(tmp_path: Path) -> None:
     """Writing, looking and removing all fail as an outage, none as an absent object."""
-    server = S3Server(url=f"http://127.0.0.1:{closed_port()}")
+    server = S3Server(url=f"http://127.0.0.1:{free_port()}")
     fs, path = private_filesystem("s3://bucket/x.ckpt", server.storage_options)
     store = FsspecObjectStore(fs, spool_directory=str(tmp_path))
     (tmp_path / "staged").write_bytes(b"x")

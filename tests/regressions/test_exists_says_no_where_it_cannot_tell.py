@@ -8,7 +8,6 @@ that there is no such *key* is a no.
 
 from __future__ import annotations
 
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.errors import RetriesExhaustedError
 from tests.http_server import Answer, Request, Serving, serving
+from tests.ports import free_port
 from tests.real_guard import Rank
 from tests.s3_server import S3Server
 from tests.tokens import RecordingToken
@@ -63,9 +63,7 @@ def refusing(*statuses: int) -> Callable[[Request], Answer]:
 @pytest.fixture(scope="module")
 def nobody() -> str:
     """The URL of a port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -64,10 +64,10 @@ def test_a_reset_right_after_the_connection_is_tried_again(handlers: Handlers) -
 
 
 def test_the_first_contact_is_spread_over_more_time_for_more_nodes() -> None:
-    """A thousand nodes ask within twenty seconds, and two within the time that torch takes."""
+    """A thousand nodes ask within twenty seconds, and two as soon as torch lets them."""
     last = [first_contact_s(nodes, draw=0.999) for nodes in (2, 100, 1000, 100_000)]
 
     assert last == sorted(last)
-    assert 0.2 < last[0] < 0.4
+    assert last[0] == 0.0
     assert 15.0 < last[2] <= 20.0
     assert last[3] <= 30.0

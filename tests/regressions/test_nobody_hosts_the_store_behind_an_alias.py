@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
 
-from tests.agents import free_port
 from tests.handlers import status_of
+from tests.ports import free_port
 
 
 if TYPE_CHECKING:

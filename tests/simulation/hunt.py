@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning_resilience
-from lightning_resilience.drill.load_sweep import loads_of_seed
+from lightning_resilience.drill.job_kinds import KINDS
 from lightning_resilience.drill.random_worlds import random_scenario
-from lightning_resilience.drill.restart_sweep import restarts_of_seed
-from lightning_resilience.drill.save_sweep import saves_of_seed
 from lightning_resilience.drill.scenario_file import read_scenario
 from lightning_resilience.drill.sweep import run_world
 
@@ -40,18 +38,15 @@ def worlds(task: dict[str, Any]) -> Iterator[tuple[str, Scenario | None, int]]:
         for seed in task["seeds"]:
             yield path, scenario, seed
     for seed in task["worlds"]:
-        is_own = task["of_saves"] or task["of_loads"] or task["of_restarts"]
+        is_own = any(task[f"of_{kind.name}"] for kind in KINDS)
         yield "", None if is_own else random_scenario(seed), seed
 
 
 def failure_of(scenario: Scenario | None, seed: int, task: dict[str, Any]) -> tuple[str, str]:
     """Return which check has failed in a world, empty where none has, and what it said."""
     if scenario is None:
-        run: Any = saves_of_seed(seed)
-        if task["of_loads"]:
-            run = loads_of_seed(seed)
-        elif task["of_restarts"]:
-            run = restarts_of_seed(seed)
+        (kind,) = (kind for kind in KINDS if task[f"of_{kind.name}"])
+        run = kind.of_seed(seed)
         return run.check, run.what
     failure = run_world(scenario, seed).failure
     return ("", "") if failure is None else (failure.check, failure.what)

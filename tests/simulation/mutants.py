@@ -1308,6 +1308,7 @@ _SAVES = (
 
 _GONE = "the_store_is_gone_for_good_and_saves_are_deferred"
 _BACK = "the_store_comes_back_while_some_have_deferred"
+_LAST = "the_store_is_lost_while_the_last_verdict_is_told"
 _CUT_OFF = "one_rank_is_cut_off_and_nothing_is_deferred"
 
 _DEFERRED = (
@@ -1388,6 +1389,32 @@ _DEFERRED = (
         ),
         found_by=("I8",),
         scenarios=(_BACK, _GONE),
+    ),
+    Mutant(
+        name="a rank waits at its end for what it has not heard of",
+        story="whoever was told that all is published need not wait",
+        edits=(
+            _edit(
+                "drill/workload.py",
+                "        is_due = end.is_due and member.defer_after_s is not None\n",
+                "        is_due = end.is_due and bool(member.unsettled.deferred)\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_LAST,),
+    ),
+    Mutant(
+        name="what is left at the end is removed where nobody was told",
+        story="all have waited, so all go on to what is left",
+        edits=(
+            _edit(
+                "core/run_end.py",
+                '    return "" if is_deferred(final) else final.detail\n',
+                "    return final.detail\n",
+            ),
+        ),
+        found_by=("I8",),
+        scenarios=(_LAST, _GONE),
     ),
 )
 

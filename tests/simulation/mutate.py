@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_resilience.drill.job_kinds import KINDS
 from tests.simulation.mutants import MUTANTS, Mutant
 
 
@@ -41,7 +42,7 @@ SEEDS_PER_SCENARIO = 20
 # The largest world takes three seconds.
 LONGEST_WORLD_S = 30.0
 # In which worlds a mutant is hunted: in those of jobs where none of these holds.
-NO_KIND = {"of_saves": False, "of_loads": False, "of_restarts": False}
+NO_KIND = {f"of_{kind.name}": False for kind in KINDS}
 CRASHED = "unexpected error"
 NEVER_ENDS = f"{CRASHED}: it never ends"
 

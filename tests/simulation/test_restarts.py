@@ -1,116 +1,43 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated jobs that are started again and again: what a seed decides, and what a failure says."""
+"""Simulated jobs that start again and again: one trouble at any place, and what comes of it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
-from typer.testing import CliRunner
 
-from lightning_resilience.core import quota
-from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.drill import restart_world
-from lightning_resilience.drill.__main__ import app
-from lightning_resilience.drill.parallel import restarts_on_cores
+from lightning_resilience.drill.job_kinds import RESTARTS
 from lightning_resilience.drill.restart_plan import Fate, FateKind, RestartPlan
-from lightning_resilience.drill.restart_sweep import (
-    RestartRun,
-    restarts_of_seed,
-    run_restarts,
-    sweep_restarts,
-    told_of_restarts,
-)
 from lightning_resilience.drill.scenario import Crash, Outage, Pause, Store, StoreGone
+
+
+if TYPE_CHECKING:
+    from lightning_resilience.drill.job_sweep import JobRun
 
 
 FAILS = Fate(kind=FateKind.ERROR, after_s=5.0, echo_s=0.3)
 BASE = RestartPlan(least=2, fates=(FAILS,))
 
 
-def well(plan: RestartPlan, seed: int = 0) -> RestartRun:
+def well(plan: RestartPlan, seed: int = 0) -> JobRun[RestartPlan]:
     """Run a plan in which every promise has to be kept."""
-    run = run_restarts(plan, seed)
-    assert not run.check, "\n".join(told_of_restarts(run))
+    run = RESTARTS.of_plan(plan, seed)
+    assert not run.check, "\n".join(RESTARTS.told(run))
     return run
-
-
-def test_no_promise_is_broken_in_many_jobs() -> None:
-    """Agents, workers, store, storage and clocks fail, several of them in the same job."""
-    runs = list(sweep_restarts(range(150)))
-
-    assert [told_of_restarts(run) for run in runs if run.check] == []
-    assert sum(run.starts for run in runs) > 300
-
-
-def test_the_jobs_are_not_quiet() -> None:
-    """Each kind of trouble, and each way out of it, is in some of them."""
-    runs = [restarts_of_seed(seed) for seed in range(120)]
-    stories = "\n".join("\n".join(run.story) for run in runs)
-
-    for what in (
-        "* outage",
-        "* crash",
-        "* pause",
-        "* store_partition",
-        "* store_gone",
-        "has lost everything",
-        "is launched anew",
-        *(f"nodes: {kind.value}" for kind in FateKind),
-    ):
-        assert what in stories, what
-    statuses = {status for run in runs for status in run.statuses}
-    assert {ExitCode.DONE, *(78, 86, 160)} <= statuses
-
-
-def test_a_seed_decides_all_of_a_job() -> None:
-    """The same seed has the same story, another one has another."""
-    assert restarts_of_seed(7) == restarts_of_seed(7)
-    assert restarts_of_seed(7).story != restarts_of_seed(8).story
-
-
-def test_a_failure_ends_the_sweep_and_says_how_to_see_it_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The command that is printed tells the same story, and ends with 1."""
-    monkeypatch.setattr(quota, "charged", lambda *_: False)
-
-    *before, failed = sweep_restarts(range(100))
-    replayed = CliRunner().invoke(app, ["--restarts", str(failed.seed)])
-
-    assert not any(run.check for run in before)
-    assert failed.check == "I4 OneCharge"
-    assert told_of_restarts(failed)[-1].endswith(f"make sim RESTARTS={failed.seed}")
-    assert replayed.exit_code == 1
-    assert "I4 OneCharge does not hold" in replayed.output
-
-
-def test_jobs_on_several_cores_are_those_on_one() -> None:
-    """In the order of their seeds, without their stories."""
-    alone = [replace(run, story=()) for run in sweep_restarts(range(12))]
-
-    assert list(restarts_on_cores(range(12), workers=2)) == alone
-    assert list(restarts_on_cores(range(12), workers=1)) == alone
 
 
 def test_who_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the bound passes, the failure says who is still there, and where."""
     monkeypatch.setattr(restart_world, "_START_S", 0.5)
 
-    run = run_restarts(BASE)
+    run = RESTARTS.of_plan(BASE)
 
     assert run.check == "I3 RestartsEnd"
     assert "agent 0 at: " in run.what
-
-
-def test_a_job_can_be_told_without_a_failure() -> None:
-    """Its story, and that every promise was kept."""
-    done = CliRunner().invoke(app, ["--restarts", "4"])
-
-    assert done.exit_code == 0
-    assert "is at: gate" in done.output
-    assert "every promise was kept" in done.output
 
 
 # One trouble at any place -------------------------------------------------------------------------
@@ -159,7 +86,7 @@ def test_a_crash_loop_is_given_up_by_all() -> None:
     run = well(replace(BASE, fates=loop))
 
     assert run.statuses == (86, 86)
-    assert run.starts == 1 + BASE.restart.restart_quota
+    assert run.counts["starts"] == 1 + BASE.restart.restart_quota
 
 
 def test_a_crash_loop_is_not_begun_again_by_a_new_launcher() -> None:
@@ -170,7 +97,7 @@ def test_a_crash_loop_is_not_begun_again_by_a_new_launcher() -> None:
 
     assert set(run.statuses) == {86}
     assert len(run.statuses) == 10
-    assert run.starts == 1 + BASE.restart.killed_quota
+    assert run.counts["starts"] == 1 + BASE.restart.killed_quota
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -181,7 +108,7 @@ def test_who_has_joined_before_the_circuit_opened_waits_for_the_others(seed: int
     run = well(replace(plan, ill_after=1 + seed % 3, ill_s=110.0), seed)
 
     assert run.statuses == (0, 0, 0)
-    assert run.starts == 2
+    assert run.counts["starts"] == 2
 
 
 @pytest.mark.parametrize("seed", range(6))

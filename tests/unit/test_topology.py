@@ -9,7 +9,7 @@ import re
 import pytest
 
 from lightning_resilience.errors import ConfigError
-from lightning_resilience.topology import Topology, job_end_s, read_topology
+from lightning_resilience.topology import Topology, job_end_s, kill_delay_s, read_topology
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,14 @@ def test_the_end_of_the_job_is_what_slurm_says(
 ) -> None:
     """Where it says nothing that can be read, nobody knows it, and that is no error."""
     assert job_end_s(variables) == end_s
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_s"),
+    [("", None), ("90", 90.0), (" 7 ", 7.0), ("0", None), ("-1", None), ("soon", None)],
+)
+def test_what_the_agent_leaves_before_it_kills_is_taken_where_it_is_a_number(
+    text: str, delay_s: float | None
+) -> None:
+    """Anything else is no reason to end a job, and 0 would leave no time to do anything."""
+    assert kill_delay_s({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text}) == delay_s

@@ -108,7 +108,7 @@ class ResilienceCallback(_Callback):  # type: ignore[misc] # the base depends on
             but where nobody has listened at the store's address for ``defer_after_s``, saves are
             spooled, and training goes on. None: ``defer`` where saves are spooled, else ``wait``.
         termination_grace_s: How long a process may still run after SIGTERM or SIGUSR1, in seconds:
-            what no longer fits is not begun. None (default) takes what SLURM says, or 30.
+            what no longer fits is not begun. None (default) takes what SLURM or torch says, or 30.
         max_pending_saves: How many saves that were handed over to ``AsyncCheckpointIO`` may be
             unfinished, ≥ 1; another one waits, on all ranks. None (default) takes 2.
         pause_training: When all ranks wait for an ill storage. ``at_save_points`` (default): where

@@ -6,7 +6,7 @@
   processes have left on it that belongs to this training. Rank 0 decides which of it is published
   (``core.spool.plan_for``), and the nodes publish it, so that a search finds it like any other.
 * **At the end**, also of an agreed stop, all ranks wait until rank 0's spool is empty, on the
-  shared store and for a bounded time. On an exception rank 0 waits alone.
+  shared store and for a bounded time (``core.run_end``). On an exception rank 0 waits alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -35,11 +36,11 @@ from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import left_behind
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
+from lightning_resilience.core.run_end import is_deaf, rest_of
 from lightning_resilience.core.shards import Saving
 from lightning_resilience.core.spool import flush_s, plan_for
 from lightning_resilience.core.spooled import SpoolEntry, may_be_spooled, why_saves_wait
-from lightning_resilience.core.store_loss import is_deferred
-from lightning_resilience.errors import CorruptCheckpointError
+from lightning_resilience.errors import CorruptCheckpointError, JointUnavailableError
 
 
 if TYPE_CHECKING:
@@ -74,13 +75,10 @@ class Flushing:
     def __init__(self, trainer: Any, session: Session, patches: Patches) -> None:
         self._session = session
         self._root = os.fspath(trainer.default_root_dir)
-        self.puts_off = False
-        """Whether a removal was put off, the same on every rank."""
         self.left_s: Callable[[], float | None] = lambda: None
         """Tells how long this process may still run, in seconds; None where nobody says so."""
-        self._is_behind = is_wrapping_io(trainer.strategy.checkpoint_io)
-        """Whether rank 0 writes in the background: of what is spooled there no other rank knows."""
-        self.storeless = Storeless(session, partial(_spools, trainer))
+        is_behind = is_wrapping_io(trainer.strategy.checkpoint_io)
+        self.storeless = Storeless(session, partial(_spools, trainer), is_behind=is_behind)
         self._is_failing = False
         self._has_waited = False
         strategy, background = trainer.strategy, session.background
@@ -97,11 +95,6 @@ class Flushing:
             # Order: what is pending there may be spooled yet.
             background.end = self._tear_down
 
-    @property
-    def is_due(self) -> bool:
-        """Whether something may wait on rank 0's node, the same on every rank."""
-        return self._is_behind or self._session.member.unsettled.may_be_spooled
-
     def flush(self, left_s: float | None) -> None:
         """Have all ranks wait until nothing waits on rank 0's node; for a bounded time.
 
@@ -114,22 +107,28 @@ class Flushing:
             JointError: The same on every rank; also where storage has refused what had waited.
         """
         session = self._session
-        if not (self.is_due or self.puts_off):
+        if not self.storeless.end.is_due:
             return
         spooling = session.alone.spooling
-        timeout_s = flush_s(session.spool, left_s=left_s)
+        ends_at_s = session.driver.clock.now_s() + flush_s(session.spool, left_s=left_s)
         self._has_waited = True
 
         def wait(token: CancelToken) -> str:
             if spooling is None:
                 return ""
-            ends_at_s = session.driver.clock.now_s() + timeout_s
-            spooling.flush(timeout_s, token)
+            spooling.flush(ends_at_s - session.driver.clock.now_s(), token)
             return session.alone.removals.rest(ends_at_s)
 
-        told = session.on_rank_zero("flush", self._root, wait, is_guarded=False)
-        if not is_deferred(told):
-            carry_out_the_rest(session, told.detail)
+        try:
+            told = session.on_rank_zero("flush", self._root, wait, is_guarded=False)
+        except JointUnavailableError as error:
+            if not is_deaf(error, rank=session.member.rank):
+                raise
+            _log.warning("%s The run has come to its end all the same.", error)
+            if spooling is not None:
+                spooling.flush(ends_at_s - session.driver.clock.now_s())
+            return
+        carry_out_the_rest(session, rest_of(told))
 
     def _load(
         self, inner: Callable[..., Any], checkpoint_path: Any, *args: Any, **kwargs: Any
@@ -141,7 +140,7 @@ class Flushing:
             if spooling is not None:
                 spooling.await_published(checkpoint_path, token)
 
-        if self.is_due:
+        if self.storeless.end.is_due:
             session.on_rank_zero("await", os.fspath(checkpoint_path), wait, is_guarded=False)
         return inner(checkpoint_path, *args, **kwargs)
 
@@ -207,6 +206,13 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     drop: dict[str, tuple[str, ...]] = {}
 
 
+class _Published(msgspec.Struct, frozen=True, kw_only=True):
+    """Where belongs what was published: of one rank, and then of all."""
+
+    v: int = 1
+    paths: tuple[str, ...] = ()
+
+
 def publish_what_was_left(trainer: Any, session: Session, asked: Any) -> None:
     """Publish what dead processes have left on the nodes that belongs to this training.
 
@@ -243,9 +249,26 @@ def publish_what_was_left(trainer: Any, session: Session, asked: Any) -> None:
             publish = plan.publish.get(str(session.member.rank), ())
             _publish(session, root, [each for each in mine if each[1].name in publish])
             _drop(mine, publish)
+            _share_what_is_there(session, root)
     finally:
         for spool, _ in mine:
             spool.release()
+
+
+def _share_what_is_there(session: Session, root: str) -> None:
+    # Where a checkpoint was left is no name that is free, and every rank has to know that.
+    key = "what nodes have published"
+    texts = session.told("publish") if session.member.rank == 0 else ()
+
+    def collect(token: CancelToken) -> str:
+        del token
+        each = [decode(_Published, text.encode(), key=key).paths for text in texts if text]
+        return encode(_Published(paths=tuple(sorted({*chain.from_iterable(each)})))).decode()
+
+    told = session.on_rank_zero("share", root, collect, is_guarded=False)
+    if session.flushing is not None:
+        there = decode(_Published, told.detail.encode(), key=key)
+        session.flushing.storeless.published(there.paths)
 
 
 def _wanted_by(trainer: Any, asked: Any) -> Callable[[SpoolEntry], bool]:
@@ -284,6 +307,7 @@ def _drop(mine: Iterable[tuple[SpoolDirectory, Kept]], names: Iterable[str]) -> 
 
 def _publish(session: Session, root: str, mine: list[tuple[SpoolDirectory, Kept]]) -> None:
     done: set[str] = set()
+    there: set[str] = set()
 
     def publish(token: CancelToken) -> str:
         for spool, one in mine:
@@ -302,7 +326,8 @@ def _publish(session: Session, root: str, mine: list[tuple[SpoolDirectory, Kept]
                     redacted(one.entry.path),
                     "published" if published is not None else "older than what is in storage",
                 )
+                there.add(one.entry.path)
             done.add(one.name)
-        return ""
+        return encode(_Published(paths=tuple(sorted(there)))).decode()
 
     session.by_all("publish", root, Asked(session.storage, root, publish))

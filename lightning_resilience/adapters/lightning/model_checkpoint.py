@@ -281,9 +281,7 @@ def _keep_books(
         session.is_saving = False
     # Both conditions are the same on every rank, other than whether there is something to remove.
     if session.operations > operations and (callback.save_top_k > 0 or callback.save_last):
-        is_put_off = session.clear_up(f"{os.fspath(callback.dirpath).rstrip('/')}/")
-        if is_put_off and session.flushing is not None:
-            session.flushing.puts_off = True
+        session.clear_up(f"{os.fspath(callback.dirpath).rstrip('/')}/")
 
 
 def _on_exception(  # noqa: PLR0917 - a partial of ours, called with Lightning's arguments

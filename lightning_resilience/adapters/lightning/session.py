@@ -211,19 +211,16 @@ class Session:
         if self.member.world_size == 1 and not self.is_saving:
             self.clear_up(work.url)
 
-    def clear_up(self, url: str) -> bool:
+    def clear_up(self, url: str) -> None:
         """Carry out the removals that rank 0 has been asked for and that may be; absent is success.
 
         Args:
             url: The directory, or something in it: the same storage on every rank.
 
-        Returns:
-            Whether some were put off, because storage is ill.
-
         Raises:
             JointError: The same on every rank.
         """
-        return bool(self._joint("remove", url, self._removals.work(url)).final.detail)
+        self._joint("remove", url, self._removals.work(url))
 
     @property
     def operations(self) -> int:
@@ -316,7 +313,7 @@ class Session:
         if work is not None and policy != "proceed":
             work.instead = None
         storeless = None if self.flushing is None else self.flushing.storeless
-        may_be_deferred = storeless is not None and storeless.covers(op, url, workers=workers)
+        may_be_deferred = storeless is not None and storeless.begins(op, url, workers=workers)
         joint = Joint(
             op=op,
             seq=self._seq,

@@ -37,7 +37,7 @@ from lightning_resilience.adapters.lightning.namespaces_loops import (
 )
 from lightning_resilience.core.agenda import AgendaItem, AgendaKind, grace_s, leaves_alone
 from lightning_resilience.runtime.system import SystemClock, unix_s
-from lightning_resilience.topology import job_end_s
+from lightning_resilience.topology import job_end_s, kill_delay_s
 
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Termination:
         self._clock = SystemClock()
         end_s = job_end_s()
         self._job_ends_at_s = None if end_s is None else self._clock.now_s() + end_s - unix_s()
+        self._launcher_s = kill_delay_s()
         self._pid = os.getpid()
         self._signum = 0
         self._came_at_s = 0.0
@@ -112,7 +113,10 @@ class Termination:
         ends_in_s = None if self._job_ends_at_s is None else self._job_ends_at_s - now_s
         self._signum, self._came_at_s = signum, now_s
         self._granted_s = grace_s(
-            self._grace_s, is_warning=signum != signal.SIGTERM, ends_in_s=ends_in_s
+            self._grace_s,
+            is_warning=signum != signal.SIGTERM,
+            ends_in_s=ends_in_s,
+            launcher_s=self._launcher_s,
         )
 
     def _numbers(self) -> list[int]:

@@ -16,6 +16,7 @@ link       makes it, or once its target is       go on
            published
 remove     leaves it for later                   go on
 flush      waits until nothing waits             go on
+clear up   leaves it to be named at the end      go on
 =========  ====================================  =================================================
 """
 
@@ -29,11 +30,13 @@ from typing import TYPE_CHECKING, Any
 from lightning_resilience.adapters.lightning.work import detail_of
 from lightning_resilience.adapters.names import name_of
 from lightning_resilience.core.retention import Stage
+from lightning_resilience.core.run_end import RunEnd
 from lightning_resilience.core.spool import is_spooled
 from lightning_resilience.core.store_loss import (
+    answer_of,
     has_another_way,
     is_deferred,
-    names_answer,
+    known_answer,
     names_in,
     unsettled_statement,
 )
@@ -42,7 +45,7 @@ from lightning_resilience.protocols.guard import Guarded
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from lightning_resilience.adapters.lightning.session import Session
     from lightning_resilience.adapters.lightning.work import Work
@@ -63,23 +66,36 @@ class Storeless:
     Args:
         session: This rank's session.
         spools: Tells whether a checkpoint of that path may wait on the node, on all ranks alike.
+        is_behind: Whether rank 0 writes in the background.
 
     Note:
         Used by the thread that trains.
     """
 
-    def __init__(self, session: Session, spools: Callable[[str], bool]) -> None:
+    def __init__(
+        self, session: Session, spools: Callable[[str], bool], *, is_behind: bool = False
+    ) -> None:
         self._session = session
         self._spools = spools
         self._names: dict[str, frozenset[str] | None] = {}
         self._saved: set[str] = set()
+        self.end = RunEnd(is_behind=is_behind)
+        """What all ranks know of what may wait on rank 0's node."""
 
     def listed(self, directory: str, told: str) -> None:
         """Note what all ranks were told to be in a directory at the start of the run."""
         self._names[name_of(directory)] = names_in(told)
 
-    def covers(self, op: str, url: str, *, workers: tuple[int, ...]) -> bool:
-        """Tell whether a joint operation is left where the store is gone, on all ranks alike."""
+    def published(self, paths: Iterable[str]) -> None:
+        """Note what all ranks were told that an earlier start had left, and that is there now."""
+        self._saved.update(map(name_of, paths))
+
+    def begins(self, op: str, url: str, *, workers: tuple[int, ...]) -> bool:
+        """Note that a joint operation begins; tell, on all ranks alike, whether it may be left.
+
+        It is left without a verdict where the store is gone.
+        """
+        self.end = self.end.begun(op)
         return has_another_way(
             op,
             workers=workers,
@@ -111,12 +127,12 @@ class Storeless:
 
     def answer(self, url: str, final: FinalRecord) -> str:
         """Return whether a checkpoint exists, as text."""
-        return self._answer(url) if is_deferred(final) else final.detail
+        return answer_of(final, known=self._answer(url))
 
     def _answer(self, url: str) -> str:
         name = name_of(url)
         folder, _, last = name.rpartition("/")
-        return names_answer(last, saved=name in self._saved, names=self._names.get(folder))
+        return known_answer(last, saved=name in self._saved, names=self._names.get(folder))
 
     def close(self) -> None:
         """Say what the ranks have never agreed on. Idempotent."""

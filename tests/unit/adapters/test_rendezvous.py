@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +15,19 @@ from torch.distributed import DistStoreError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from lightning_resilience.adapters.agent_store import AgentStore
-from lightning_resilience.core.quota import Ending
+from lightning_resilience.core.quota import Ending, RestartRecord, ended
+from lightning_resilience.core.records import encode
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.incident import publish_incident
 from lightning_resilience.protocols.restart_record import Memory
 from tests.handlers import WITHIN_S, server, status_of
+from tests.ports import free_port
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lightning_resilience.adapters.rendezvous import ResilientHandler
     from tests.handlers import Handlers
 
@@ -165,3 +170,23 @@ def test_a_connection_that_was_dropped_is_no_loss_of_nodes(handlers: Handlers) -
     record = client.run(restart_record.read(Memory(client.keys(""))))
     client.close()
     assert (record.restarts, record.charges) == (0, ())
+
+
+@pytest.mark.parametrize(("kept", "status"), [(86, 86), (160, 160), (None, 160)])
+def test_an_agent_that_finds_no_store_heeds_what_storage_has_kept(
+    kept: int | None, status: int, handlers: Handlers, tmp_path: Path
+) -> None:
+    """Whoever hosts the store has left with what a person has to release; so do the others."""
+    record = RestartRecord(restarts=4, writer="w")
+    if kept is not None:
+        record = ended(record, Ending(code=kept, reason="ValueError: bad."), writer="v")
+    (tmp_path / "job.restarts.json").write_bytes(encode(record))
+    reason = tmp_path / "reason.json"
+    handler = handlers.make(
+        free_port(), restarts=str(tmp_path), join_timeout=1, read_timeout=1, termination_log=reason
+    )
+
+    assert status_of(handler.next_rendezvous) == status
+    assert not handler.shutdown()
+    text = json.loads(reason.read_text(encoding="utf-8"))["reason"]
+    assert ("ValueError: bad." in text) is (status == 86)

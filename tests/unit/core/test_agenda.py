@@ -115,6 +115,21 @@ def test_the_grace_is_the_users_or_the_schedulers_or_half_a_minute(
     assert agenda.grace_s(option_s, is_warning=is_warning, ends_in_s=ends_in_s) == grace_s
 
 
+@pytest.mark.parametrize(
+    ("option_s", "is_warning", "grace_s"),
+    [(None, False, 7.0), (None, True, 90.0), (5.0, False, 5.0)],
+)
+def test_what_the_launcher_leaves_takes_the_place_of_half_a_minute(
+    option_s: float | None,
+    is_warning: bool,  # noqa: FBT001 - a column of a table
+    grace_s: float,
+) -> None:
+    """It was told how long its workers may take, and they cannot take longer."""
+    granted_s = agenda.grace_s(option_s, is_warning=is_warning, ends_in_s=90.0, launcher_s=7.0)
+
+    assert granted_s == grace_s
+
+
 def test_a_rank_leaves_alone_once_half_of_its_time_is_over() -> None:
     """Until then the others may still agree; the other half is for them to find out."""
     assert not agenda.leaves_alone(15.0, granted_s=30.0)

@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightning_resilience.core.records import FinalRecord, decode, encode
-from lightning_resilience.core.spool import DEFERRABLE, spooled_detail
+from lightning_resilience.core.spool import DEFERRABLE
 from lightning_resilience.core.store_loss import (
     Refusals,
     SettledRecord,
     Unsettled,
+    answer_of,
     deferred_final,
     has_another_way,
     is_deferred,
-    names_answer,
+    known_answer,
     names_in,
     told_names,
     undone_error,
@@ -126,22 +127,6 @@ def test_what_is_kept_is_bounded() -> None:
     assert 999 in mine.failures
 
 
-def test_all_ranks_wait_for_the_spool_at_the_end_where_something_may_be_in_it() -> None:
-    """Rank 0 knows; the others do where they were told, and may not where they have deferred."""
-    spooled = Unsettled().with_verdict(
-        1, FinalRecord(op="save", detail=spooled_detail("d"), writer="w")
-    )
-    told = Unsettled(deferred=(2,)).heard(SettledRecord(before=5, has_spooled=True))[0]
-    not_told = Unsettled(deferred=(2,)).heard(SettledRecord(before=5))[0]
-
-    assert not Unsettled().with_verdict(1, OK).may_be_spooled
-    assert spooled.may_be_spooled
-    assert spooled.record(3).has_spooled
-    assert Unsettled(deferred=(2,)).may_be_spooled
-    assert told.may_be_spooled
-    assert not not_told.may_be_spooled
-
-
 @pytest.mark.parametrize(
     ("saved", "names", "answer"),
     [
@@ -159,7 +144,7 @@ def test_whether_a_name_is_taken_is_answered_from_what_all_know(
     answer: str,
 ) -> None:
     """What the run has saved, or found at its start, is taken; where nobody knows, none says."""
-    assert names_answer("a.ckpt", saved=saved, names=names) == answer
+    assert known_answer("a.ckpt", saved=saved, names=names) == answer
 
 
 @given(names=st.sets(st.text(max_size=20), max_size=30))
@@ -191,3 +176,25 @@ def test_the_end_of_a_run_says_what_was_never_settled() -> None:
     assert unsettled_statement(Unsettled()) == ""
     assert "last 1 operation of" in unsettled_statement(Unsettled(deferred=(4,)))
     assert "last 2 operations of" in unsettled_statement(Unsettled(deferred=(4, 5)))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "known", "answer"),
+    [
+        ("False", "True", "True"),
+        ("True", "True", "True"),
+        ("True", "False", "True"),
+        ("False", "False", "False"),
+        ("True", "", "True"),
+        ("False", "", "False"),
+    ],
+)
+def test_a_rank_that_has_missed_a_verdict_gives_the_same_answer(
+    verdict: str, known: str, answer: str
+) -> None:
+    """What all know comes first; where only a verdict says yes, another run has written there."""
+    told = FinalRecord(op="exists", detail=verdict, writer="w")
+    missed = deferred_final("exists", subject="a.ckpt", workers=(0,), why="gone")
+
+    assert answer_of(told, known=known) == answer
+    assert answer_of(missed, known=known) == known

@@ -24,9 +24,11 @@ from lightning_resilience.protocols.circuit import begin
 from lightning_resilience.protocols.incarnation import tell_progress
 from lightning_resilience.protocols.incident import publish_incident, tell_incident
 from lightning_resilience.protocols.restart import (
+    LOOKS,
     Dependency,
     Gate,
     News,
+    begins_anew,
     charge_missed,
     look_around,
     pass_first_gate,
@@ -231,6 +233,17 @@ def _once(is_due: Callable[[], bool]) -> Any:
 def _begun(mine: Any, way: Gate) -> Any:
     yield from begin(mine, new_incarnation=False)
     return (yield from pass_gate(way))
+
+
+def test_it_is_known_whether_a_start_is_over() -> None:
+    """By the bell of an agent that has seen a worker end, or by what agents have agreed on."""
+    by_bell, by_go = World(), World()
+    run(publish_incident(keys(), failed()), by_bell)
+    run(pass_gate(gate(is_failure=False, left=1)), by_go)
+
+    assert run(begins_anew(keys()), by_bell)
+    assert run(begins_anew(keys()), by_go)
+    assert not run(begins_anew(keys(2)), by_go)
 
 
 def test_a_worker_that_ends_for_want_of_another_does_not_hide_that_it_was_told_to_stop() -> None:
@@ -503,21 +516,46 @@ def test_an_agent_that_begins_in_an_outage_ends_with_it() -> None:
 # What an agent sees whose workers are well --------------------------------------------------------
 
 
+def looks(world: World, memory: Memory) -> list[News]:
+    """Return what an agent sees that looks around until it has seen everything."""
+    return [run(look_around(memory, turn), world) for turn in range(LOOKS)]
+
+
 def test_who_looks_around_sees_that_others_are_at_the_gate() -> None:
-    """From the first word of a rank on; in one round trip."""
+    """At the next look or the one after it, because whoever comes to the gate rings."""
     world = World()
     memory = Memory(keys())
     run(restart_record.read(memory), world)
-    assert run(look_around(memory), world) == News()
+    assert looks(world, memory) == [News()] * LOOKS
 
     run(publish_incident(keys(), failed()), world)
-    task = world.spawn(look_around(memory))
-    world.run()
 
-    assert task.result == News(is_over=True)
-    assert [type(e) for e in task.performed if isinstance(e, (fx.Get, fx.MultiGet))] == [
-        fx.MultiGet
-    ]
+    assert [news.is_over for news in looks(world, memory)] == [True, False, True, False]
+
+
+def test_a_look_around_is_one_read_of_one_key() -> None:
+    """Whatever there is to see, and whoever has looked how often."""
+    world = World()
+    memory = Memory(keys())
+    run(restart_record.read(memory), world)
+
+    for turn in range(2 * LOOKS):
+        task = world.spawn(look_around(memory, turn))
+        world.run()
+        asked = [e for e in task.performed if not isinstance(e, (fx.Now, fx.Nonce))]
+        assert [type(e) for e in asked] == [fx.Get]
+
+
+@pytest.mark.parametrize("cause", ["charged", "go"])
+def test_who_looks_around_sees_what_was_agreed_without_a_bell(cause: str) -> None:
+    """Nodes that come are no failure; an agent may have been slow to see them wait."""
+    world = World()
+    memory = Memory(keys())
+    agents(world, 1, is_failure=cause == "charged")
+    world.run()
+    assert keys().joint("failed", 0) not in world.values
+
+    assert any(news.is_over for news in looks(world, memory))
 
 
 def test_workers_that_have_told_why_they_leave_are_not_over_yet() -> None:
@@ -526,7 +564,7 @@ def test_workers_that_have_told_why_they_leave_are_not_over_yet() -> None:
 
     run(tell_incident(keys(), failed()), world)
 
-    assert run(look_around(Memory(keys())), world) == News()
+    assert looks(world, Memory(keys())) == [News()] * LOOKS
 
 
 def test_who_looks_around_sees_how_the_job_has_ended() -> None:
@@ -535,7 +573,7 @@ def test_who_looks_around_sees_how_the_job_has_ended() -> None:
     memory, ending = Memory(keys()), Ending(code=86, reason="enough")
     run(restart_record.end(Memory(keys()), ending), world)
 
-    assert run(look_around(memory), world).ending == ending
+    assert ending in [news.ending for news in looks(world, memory)]
 
 
 def test_an_incident_of_an_earlier_start_is_none_of_this_one() -> None:
@@ -544,7 +582,7 @@ def test_an_incident_of_an_earlier_start_is_none_of_this_one() -> None:
     run(publish_incident(keys(1), failed()), world)
     agents(world, 1, 1)
 
-    assert run(look_around(Memory(keys(2))), world) == News()
+    assert looks(world, Memory(keys(2))) == [News()] * LOOKS
 
 
 # The record ---------------------------------------------------------------------------------------

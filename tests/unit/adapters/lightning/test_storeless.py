@@ -37,17 +37,17 @@ def saved(value: Any) -> JointResult:
 
 def test_a_save_is_covered_where_its_checkpoint_may_wait_on_the_node() -> None:
     """A tuner's file, or one in a format of the user's, is not."""
-    assert storeless().covers("save", f"{FOLDER}/a.ckpt", workers=(0,))
-    assert not storeless(spools=False).covers("save", f"{FOLDER}/a.ckpt", workers=(0,))
+    assert storeless().begins("save", f"{FOLDER}/a.ckpt", workers=(0,))
+    assert not storeless(spools=False).begins("save", f"{FOLDER}/a.ckpt", workers=(0,))
 
 
 def test_a_question_is_covered_once_every_rank_knows_the_answer() -> None:
     """By the listing at the start, or because the run has saved that name."""
     ways, url = storeless(), f"{FOLDER}/a.ckpt"
-    assert not ways.covers("exists", url, workers=(0,))
+    assert not ways.begins("exists", url, workers=(0,))
 
     ways.saved(url, JointResult(final=FinalRecord(op="save", writer="w")))
-    assert ways.covers("exists", url, workers=(0,))
+    assert ways.begins("exists", url, workers=(0,))
     assert ways.answer(url, DEFERRED) == "True"
 
     ways.listed(f"{FOLDER}/", told_names(["b.ckpt"]))
@@ -55,14 +55,27 @@ def test_a_question_is_covered_once_every_rank_knows_the_answer() -> None:
     assert ways.answer(f"{FOLDER}/c.ckpt", DEFERRED) == "False"
 
 
-def test_a_verdict_is_believed_before_what_is_known() -> None:
-    """Storage was asked."""
+def test_a_name_that_this_run_has_used_stays_taken() -> None:
+    """Storage may say no since a removal, and a rank that has missed that answer would say yes."""
     ways = storeless()
     ways.listed(FOLDER, told_names(["b.ckpt"]))
+    ways.published([f"{FOLDER}/d.ckpt"])
+    no = FinalRecord(op="exists", detail="False", writer="w")
 
-    assert ways.answer(
-        f"{FOLDER}/b.ckpt", FinalRecord(op="exists", detail="False", writer="w")
-    ) == ("False")
+    assert ways.answer(f"{FOLDER}/b.ckpt", no) == "True"
+    assert ways.answer(f"{FOLDER}/d.ckpt", no) == "True"
+    assert ways.answer(f"{FOLDER}/c.ckpt", no) == "False"
+
+
+def test_all_ranks_wait_at_the_end_once_something_may_be_left() -> None:
+    """Whether this one was told so or not, and whether it has deferred anything or not."""
+    ways, knows, asks = storeless(), storeless(deferred=(3,)), storeless()
+    ways.begins("save", f"{FOLDER}/a.ckpt", workers=(0,))
+    asks.begins("exists", f"{FOLDER}/a.ckpt", workers=(0,))
+
+    assert ways.end.is_due
+    assert not knows.end.is_due
+    assert not asks.end.is_due
 
 
 @pytest.mark.parametrize(
