@@ -39,7 +39,13 @@ from lightning_resilience.core.quota import Ending
 from lightning_resilience.core.restart import first_contact_s, missed
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
-from lightning_resilience.protocols.restart import Gate, charge_missed, pass_first_gate, pass_gate
+from lightning_resilience.protocols.restart import (
+    Gate,
+    begins_anew,
+    charge_missed,
+    pass_first_gate,
+    pass_gate,
+)
 from lightning_resilience.protocols.restart_record import Memory
 from lightning_resilience.runtime.system import SystemClock, SystemDice
 
@@ -341,7 +347,9 @@ class ResilientHandler(RendezvousHandler):
 
     def _shut_down(self) -> bool:
         handler = self._connection.handler()
-        if failing_with() is not None:
+        memory = self._memory
+        is_left = memory is not None and self._connection.store().run(begins_anew(memory.keys))
+        if is_left or failing_with() is not None:
             # This agent alone has come to its end: the others form again without it.
             within.stop(handler)
             return True

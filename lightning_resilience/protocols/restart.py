@@ -37,6 +37,7 @@ from lightning_resilience.protocols.site import heed
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.core.keys import Keys
     from lightning_resilience.core.restart_config import RestartConfig
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -49,6 +50,7 @@ __all__ = [
     "Dependency",
     "Gate",
     "News",
+    "begins_anew",
     "charge_missed",
     "let_through",
     "look_around",
@@ -139,6 +141,21 @@ def look_around(memory: Memory, turn: int) -> Protocol[News]:
         return News()
     found = yield from restart_record.look(memory, raw)
     return News(ending=found.ending, is_over=quota.charged(found, keys.incarnation))
+
+
+def begins_anew(keys: Keys) -> Protocol[bool]:
+    """Tell whether agents have come to the gate after this start of the workers.
+
+    For an agent whose own workers have ended well, and that was waiting for those of the others.
+
+    Args:
+        keys: Names of the keys of that start.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    values: list[bytes | None] = yield MultiGet((keys.joint("failed", 0), keys.joint("go", 0)))
+    return any(value is not None for value in values)
 
 
 def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:

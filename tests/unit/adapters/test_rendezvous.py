@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.core.quota import Ending, RestartRecord, ended
 from lightning_resilience.core.records import encode
+from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.protocols import restart_record
+from lightning_resilience.protocols.incident import publish_incident
 from lightning_resilience.protocols.restart_record import Memory
 from tests.handlers import WITHIN_S, server, status_of
 from tests.ports import free_port
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
 
     from lightning_resilience.adapters.rendezvous import ResilientHandler
     from tests.handlers import Handlers
+
+
+CACHED_S = 1.1
+"""Torch's handler answers from memory for a second."""
 
 
 def shut_down_after(error: Exception, handler: ResilientHandler) -> bool:
@@ -94,6 +101,23 @@ def test_a_node_that_goes_when_a_round_is_complete_has_it_made_anew(handlers: Ha
     assert info.world_size == 1
     assert one._round is not None
     assert one._round.nodes == 1
+
+
+def test_an_agent_whose_workers_have_ended_well_leaves_the_others_to_begin_anew(
+    handlers: Handlers,
+) -> None:
+    """It was in torch's exit barrier when another node failed: the job has not ended."""
+    store = server()
+    one, other = handlers.make(store.port, nodes=(2, 2)), handlers.make(store.port, nodes=(2, 2))
+    handlers.join(one, other)
+    assert other._memory is not None
+    failed = incident_of_exit(rank=1, status=1, message="", writer="w")
+    other._connection.store().run(publish_incident(other._memory.keys, failed))
+
+    assert one.shutdown()
+
+    time.sleep(CACHED_S)
+    assert not other.is_closed()
 
 
 def test_a_signal_is_never_taken_for_a_store_that_does_not_answer(

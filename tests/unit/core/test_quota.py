@@ -311,3 +311,32 @@ def test_a_record_stays_small(causes: list[Cause]) -> None:
 
     assert len(record.charges) <= 64
     assert decode(RestartRecord, encode(record), key="k") == record
+
+
+@given(
+    # Whole seconds: nothing is lost in a sum.
+    st.lists(
+        st.tuples(st.integers(0, 4000), st.integers(0, 4000), st.booleans()),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_agents_that_are_replaced_never_make_more_restarts_than_the_quota(
+    ends: list[tuple[int, int, bool]],
+) -> None:
+    """Each has seen the record for at most as long as it is there, so no charge looks too old."""
+    record, now_s, at_s = NEW, 0, list[int]()
+    for number, (gap_s, seen_s, ends_well) in enumerate(ends):
+        now_s += gap_s
+        cause = Cause.GROWN if ends_well else Cause.FAILED
+        ruling = charged(record, closed(number, cause), after_s=min(gap_s, seen_s))
+        if ruling.ending is not None:
+            break
+        record = ruling.record
+        at_s += [] if ends_well else [now_s]
+        ages = [each.age_s for each in record.charges]
+        assert all(
+            age_s <= now_s - each for age_s, each in zip(ages[::-1], at_s[::-1], strict=False)
+        )
+        window = [each for each in at_s if now_s - each < CONFIG.restart_window_s]
+        assert len(window) <= CONFIG.restart_quota

@@ -28,6 +28,7 @@ from lightning_resilience.protocols.restart import (
     Dependency,
     Gate,
     News,
+    begins_anew,
     charge_missed,
     look_around,
     pass_first_gate,
@@ -232,6 +233,17 @@ def _once(is_due: Callable[[], bool]) -> Any:
 def _begun(mine: Any, way: Gate) -> Any:
     yield from begin(mine, new_incarnation=False)
     return (yield from pass_gate(way))
+
+
+def test_it_is_known_whether_a_start_is_over() -> None:
+    """By the bell of an agent that has seen a worker end, or by what agents have agreed on."""
+    by_bell, by_go = World(), World()
+    run(publish_incident(keys(), failed()), by_bell)
+    run(pass_gate(gate(is_failure=False, left=1)), by_go)
+
+    assert run(begins_anew(keys()), by_bell)
+    assert run(begins_anew(keys()), by_go)
+    assert not run(begins_anew(keys(2)), by_go)
 
 
 def test_a_worker_that_ends_for_want_of_another_does_not_hide_that_it_was_told_to_stop() -> None:
