@@ -4,7 +4,7 @@ PYTHON ?= python3
 # More options of pip, for example an index with CPU builds of torch.
 PIP_FLAGS ?=
 # Processes that share the tests: more than there may be cores, because many tests wait for clocks.
-WORKERS ?= 4
+WORKERS ?= 3
 ARGS ?=
 
 VENV := .venv

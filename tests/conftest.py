@@ -86,6 +86,8 @@ SIGNALS = (
     signal.SIGUSR2,
 )
 THREAD_GRACE_S = 10.0
+# Fixtures that start real agents.
+AGENTS = frozenset({"agents", "launch"})
 MAPPED_LOOPBACK = "::ffff:127.0.0.1"
 HOSTS_LINE = f"{MAPPED_LOOPBACK} localhost\n"
 HOSTS_KEY = pytest.StashKey[str]()
@@ -140,22 +142,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("integration") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(180))
-        # Those of one file share servers, clusters and runs; each other one goes anywhere.
-        if _is_long(item) and _shares_with_its_file(item):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+        group = _group(item) if _is_long(item) else ""
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
     # The last to begin should be short, or all but one process would wait for it.
-    items.sort(key=lambda item: (not _is_long(item), -_timeout_s(item)))
+    items.sort(key=lambda item: (not _is_long(item), _group(item) != "agents", -_timeout_s(item)))
 
 
 def _is_long(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in ("integration", "multiprocess"))
 
 
-def _shares_with_its_file(item: pytest.Item) -> bool:
-    # pytest has no public way to ask for the scopes of the fixtures that a test will use.
+def _group(item: pytest.Item) -> str:
+    """Return what a test shares with those that go to the same worker; empty where nothing."""
+    # pytest has no public way to ask for the fixtures that a test will use, and their scopes.
     function: Any = item
-    found = function._fixtureinfo.name2fixturedefs.values()
-    return any(each.scope == "module" for definitions in found for each in definitions)
+    found: dict[str, Any] = function._fixtureinfo.name2fixturedefs
+    # Agents are several processes with clocks in seconds: never those of two tests at a time.
+    if not AGENTS.isdisjoint(found):
+        return "agents"
+    shares = any(each.scope == "module" for definitions in found.values() for each in definitions)
+    return str(item.path) if shares else ""
 
 
 def _timeout_s(item: pytest.Item) -> float:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# Each is bounded by its plan; on a machine that does much else, seconds become a minute.
+pytestmark = pytest.mark.timeout(300)
+
 POINTS = 3
 KINDS = [
     (renames, form, names)

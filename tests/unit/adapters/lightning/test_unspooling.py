@@ -299,6 +299,8 @@ def test_one_that_is_killed_while_it_spools_leaves_all_of_it_or_nothing(tmp_path
     assert outcomes == {0, 1}
 
 
+# It forks a process for each effect.
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("protocol", ["", "faulty://"], ids=["by rename", "file by file"])
 def test_one_that_is_killed_while_it_publishes_is_published_by_the_next(
     protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
