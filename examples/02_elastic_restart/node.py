@@ -12,7 +12,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from job import BREAKER, NODE, Diary
+from job import BREAKER, NODE, Diary, leave_with_parent
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from training import train
 
@@ -47,6 +47,7 @@ def options_of(job: Job, node: int) -> dict[str, object]:
 
 def run_node(job: Job, node: int, port: int) -> None:
     """Run an agent to its end; its exit status is that of this process."""
+    leave_with_parent()
     output = os.open(job.home / f"node-{node}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
@@ -75,5 +76,6 @@ def run_node(job: Job, node: int, port: int) -> None:
 
 def run_worker(job: Job) -> None:
     """Train, with the signal handlers of a fresh process and not those of the agent."""
+    leave_with_parent()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     train(job)
