@@ -303,7 +303,7 @@ def late_results_count(patch: Patch) -> None:
         yield from circuit.apply(mine, event)
         return True
 
-    patch.setattr("lightning_resilience.protocols.probe.apply_to", wrong)
+    patch.setattr("lightning_resilience.protocols.probing.apply_to", wrong)
 
 
 def nobody_takes_over(patch: Patch) -> None:
