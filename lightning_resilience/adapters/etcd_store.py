@@ -16,12 +16,11 @@ Where etcd differs from the port, and what is done about it:
 from __future__ import annotations
 
 import math
-import os
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from lightning_resilience.adapters.etcd_client import EtcdClient, Written
+from lightning_resilience.adapters.process_connections import ProcessConnections
 from lightning_resilience.adapters.store_connection import StoreConnection, no_check
 from lightning_resilience.errors import ConfigError, CorruptRecordError, StoreUnavailableError
 from lightning_resilience.runtime.system import SystemClock
@@ -96,11 +95,15 @@ class EtcdStore:
         self._timeout_s = timeout_s
         self._prefix = prefix
         self._keep_s = keep_s
-        self._check = check
         self._renewed_at_s = -math.inf
-        # One connection a process: what a parent opened is not the child's to use.
-        self._connections: dict[int, StoreConnection[EtcdClient]] = {}
-        self._close_all = weakref.finalize(self, _close_own, self._connections)
+        make = partial(
+            StoreConnection[EtcdClient],
+            partial(_open, address, timeout_s * _CLIENT_SHARE),
+            label=address.url,
+            check=check,
+            cut=EtcdClient.cut,
+        )
+        self._connections = ProcessConnections(self, make)
 
     def get(self, key: str) -> bytes | None:
         """The value, or None where the key does not exist. One round trip."""
@@ -180,20 +183,7 @@ class EtcdStore:
 
     def close(self) -> None:
         """Drop the connection; operations in progress and later ones raise. Idempotent."""
-        self._connection().close()
-
-    def _connection(self) -> StoreConnection[EtcdClient]:
-        pid = os.getpid()
-        connection = self._connections.get(pid)
-        if connection is None:
-            # Order: setdefault is atomic, so two threads that come first both get one of the two.
-            # The connection's thread must not refer to the store, or no store would be collected.
-            open_client = partial(_open, self._address, self._timeout_s * _CLIENT_SHARE)
-            fresh = StoreConnection(
-                open_client, label=self._address.url, check=self._check, cut=EtcdClient.cut
-            )
-            connection = self._connections.setdefault(pid, fresh)
-        return connection
+        self._connections.here().close()
 
     def _run(
         self,
@@ -206,7 +196,7 @@ class EtcdStore:
     ) -> T:
         try:
             self._renew()
-            return self._connection().run(
+            return self._connections.here().run(
                 work, patience_s=self._timeout_s + extra_s, repeatable=repeatable
             )
         except (RuntimeError, OSError) as error:
@@ -227,7 +217,7 @@ class EtcdStore:
         now_s = _CLOCK.now_s()
         if now_s - self._renewed_at_s < self._keep_s / _RENEWALS:
             return
-        self._connection().run(
+        self._connections.here().run(
             lambda client: client.lease(self._keep_s), patience_s=self._timeout_s
         )
         # Order: only once it has been renewed. Who comes at the same time does it as well.
@@ -237,12 +227,6 @@ class EtcdStore:
 def _open(address: EtcdAddress, timeout_s: float, is_suspect: bool) -> EtcdClient:  # noqa: FBT001 - called by position
     del is_suspect
     return EtcdClient(address, timeout_s=timeout_s)
-
-
-def _close_own(connections: dict[int, StoreConnection[EtcdClient]]) -> None:
-    connection = connections.get(os.getpid())
-    if connection is not None:
-        connection.close()
 
 
 def _compare_and_set(client: EtcdClient, *, key: str, expected: bytes, desired: bytes) -> bytes:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -38,6 +37,7 @@ from torch.distributed import (
 )
 
 from lightning_resilience.adapters.knocking import knock
+from lightning_resilience.adapters.process_connections import ProcessConnections
 from lightning_resilience.adapters.store_connection import StoreClient, StoreConnection, no_check
 from lightning_resilience.adapters.store_requests import read, read_all, wait, wait_in_file, write
 from lightning_resilience.errors import ConfigError, CorruptRecordError, StoreUnavailableError
@@ -111,11 +111,9 @@ class TorchStore:
             raise ConfigError(text)
         self._target = target
         self._timeout_s = timeout_s
-        self._check = check
-        # One connection a process: what a parent opened is not the child's to use.
-        self._connections: dict[int, StoreConnection[StoreClient]] = {}
-        # Also at exit: a thread inside torch at the interpreter's shutdown can abort the process.
-        self._close_all = weakref.finalize(self, _close_own, self._connections)
+        open_client = partial(_open, target, timeout_s)
+        make = partial(StoreConnection[StoreClient], open_client, label=target.label, check=check)
+        self._connections = ProcessConnections(self, make)
 
     @classmethod
     def connect(
@@ -242,19 +240,7 @@ class TorchStore:
 
     def close(self) -> None:
         """Drop the connection; operations in progress and later ones raise. Idempotent."""
-        self._connection().close()
-
-    def _connection(self) -> StoreConnection[StoreClient]:
-        pid = os.getpid()
-        connection = self._connections.get(pid)
-        if connection is None:
-            # setdefault is atomic: two threads that come first both get one of the two.
-            # The connection's thread must not refer to the store: then a store that is forgotten
-            # would never be collected, and its thread never end.
-            open_client = partial(_open, self._target, self._timeout_s)
-            fresh = StoreConnection(open_client, label=self._target.label, check=self._check)
-            connection = self._connections.setdefault(pid, fresh)
-        return connection
+        self._connections.here().close()
 
     def _run(
         self,
@@ -266,7 +252,7 @@ class TorchStore:
         repeatable: bool = True,
     ) -> T:
         try:
-            return self._connection().run(
+            return self._connections.here().run(
                 work, patience_s=self._timeout_s + extra_s, repeatable=repeatable
             )
         except (RuntimeError, OSError) as error:
@@ -308,12 +294,6 @@ def innermost_store(store: Store) -> Store:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
-
-
-def _close_own(connections: dict[int, StoreConnection[StoreClient]]) -> None:
-    connection = connections.get(os.getpid())
-    if connection is not None:
-        connection.close()
 
 
 def _tcp_label(host: str, port: int) -> str:
