@@ -60,13 +60,38 @@ def test_every_host_reads_and_one_writes(tmp_path: Path) -> None:
         on_outage="wait",
         store_patience_s=10.0,
     )
-    driver: Any = SimpleNamespace(run=lambda *_args: None)
+    driver: Any = SimpleNamespace(run=lambda *_args: None, site=None)
     policy = Policy(retry=RetryPolicy(), breaker=BreakerConfig(), classify=classify)
 
     breakers = Breakers(member, policy=policy, driver=driver, link=Link(), hosts=4)
 
     hosts = [breakers.circuit(f"{tmp_path}/a.ckpt", kind).hosts for kind in ("read", "write")]
     assert hosts == [4, 1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_zero_looks_at_the_site_for_all(rank: int) -> None:
+    """Every rank may hold the probe and then asks it; without a site nobody does."""
+    member = Member(
+        keys=Keys(run_id="run", incarnation="1"),
+        rank=rank,
+        world_size=4,
+        timeout_s=10.0,
+        beat_s=1.0,
+        on_outage="wait",
+        store_patience_s=10.0,
+    )
+    policy = Policy(retry=RetryPolicy(), breaker=BreakerConfig(), classify=classify)
+
+    def of(site: object) -> Any:
+        driver: Any = SimpleNamespace(run=lambda *_args: None, site=site)
+        return Breakers(member, policy=policy, driver=driver, link=Link()).circuit(
+            "memory://x", "read"
+        )
+
+    assert of(None).upstream is None
+    assert of(object()).upstream.looks is (rank == 0)
+    assert of(object()).upstream.circuit.host == member.keys.run_id
 
 
 def test_the_limits_are_those_that_were_given(spool: Path) -> None:
@@ -103,7 +128,7 @@ def test_a_rank_that_is_alone_has_its_share() -> None:
         on_outage="wait",
         store_patience_s=10.0,
     )
-    driver: Any = SimpleNamespace(run=lambda *_args: None)
+    driver: Any = SimpleNamespace(run=lambda *_args: None, site=None)
     policy = Policy(retry=RetryPolicy(), breaker=BreakerConfig(), classify=classify)
 
     circuit = Breakers(member, policy=policy, driver=driver, link=Link()).circuit(
