@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lightning_resilience.drill.explored_incidents import leaving
-from lightning_resilience.drill.explorer import explore
 from lightning_resilience.drill.explorer_scenes import EVERYTHING
 from lightning_resilience.protocols import effects as fx, incident
 from lightning_resilience.protocols.shared_cell import Written
+from tests.explorations import explored_well, found_broken
 
 
 if TYPE_CHECKING:
@@ -48,12 +48,7 @@ def test_no_interleaving_loses_a_cause(name: str) -> None:
     """Every promise holds after every step, to the end of every sequence."""
     scene, states = SCENES[name]
 
-    report = explore(scene)
-
-    print(report)  # noqa: T201 - what was covered, for whoever looks
-    assert report.failure is None, str(report.failure)
-    assert report.is_whole
-    assert report.states >= states
+    explored_well(scene, states=states, is_whole=True)
 
 
 def the_last_one_stands(patch: Patch) -> None:
@@ -120,7 +115,4 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: Patch) -> None:
     plant, scene, complaint = PLANTED[name]
     plant(monkeypatch)
 
-    report = explore(scene)
-
-    assert report.failure is not None
-    assert complaint in report.failure.complaint
+    found_broken(scene, complaint)

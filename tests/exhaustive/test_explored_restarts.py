@@ -10,9 +10,9 @@ import pytest
 
 from lightning_resilience.core import quota
 from lightning_resilience.drill.explored_restarts import at_the_gate
-from lightning_resilience.drill.explorer import explore
 from lightning_resilience.protocols import effects as fx, restart, restart_record
 from lightning_resilience.protocols.shared_cell import Written
+from tests.explorations import explored_well, found_broken
 
 
 if TYPE_CHECKING:
@@ -40,12 +40,7 @@ def test_no_interleaving_charges_twice_or_tells_two_stories(name: str) -> None:
     """Every promise holds after every step, to the end of every sequence."""
     scene, states = SCENES[name]
 
-    report = explore(scene)
-
-    print(report)  # noqa: T201 - what was covered, for whoever looks
-    assert report.failure is None, str(report.failure)
-    assert report.is_whole
-    assert report.states >= states
+    explored_well(scene, states=states, is_whole=True)
 
 
 def each_charges_for_itself(patch: Patch) -> None:
@@ -119,7 +114,4 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: Patch) -> None:
     plant, scene, complaint = PLANTED[name]
     plant(monkeypatch)
 
-    report = explore(scene)
-
-    assert report.failure is not None
-    assert complaint in report.failure.complaint
+    found_broken(scene, complaint)

@@ -51,6 +51,7 @@ from lightning_resilience.protocols import (
 )
 from lightning_resilience.protocols.shared_cell import Written
 from lightning_resilience.protocols.transform import transform
+from tests.explorations import explored_well, found_broken
 
 
 if TYPE_CHECKING:
@@ -239,13 +240,13 @@ def test_no_interleaving_breaks_a_promise(name: str) -> None:
     """Every promise holds after every step, and everybody who lives gets to the end."""
     exploration = EXPLORATIONS[name]
 
-    report = explore(exploration.scene)
+    report = explored_well(
+        exploration.scene,
+        states=exploration.states,
+        paths=exploration.paths,
+        is_whole=exploration.is_whole,
+    )
 
-    print(report, dict(report.events))  # noqa: T201 - what was covered, for whoever looks
-    assert report.failure is None, str(report.failure)
-    assert report.states >= exploration.states
-    assert report.paths >= exploration.paths
-    assert report.is_whole or not exploration.is_whole
     assert exploration.events <= set(report.events)
     assert set(report.choices) >= exploration.scene.faults or not exploration.scene.most_faults
 
@@ -528,13 +529,10 @@ def test_a_planted_bug_is_found_and_replayed(name: str, monkeypatch: Patch) -> N
     planted = PLANTED[name]
     planted.plant(monkeypatch)
 
-    report = explore(planted.scene)
+    failure = found_broken(planted.scene, planted.complaint)
 
-    assert report.failure is not None
-    print(report.failure)  # noqa: T201 - what was found, for whoever looks
-    assert planted.complaint in report.failure.complaint
-    story = replay(planted.scene, choices_of(str(report.failure)))
-    assert story[-1] == f"BROKEN: {report.failure.complaint}"
+    story = replay(planted.scene, choices_of(str(failure)))
+    assert story[-1] == f"BROKEN: {failure.complaint}"
 
 
 def choices_of(text: str) -> list[tuple[str, str]]:

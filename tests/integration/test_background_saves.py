@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from lightning.pytorch import Callback
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lightning_resilience import JointError
@@ -29,6 +28,7 @@ from tests.signalled_job import (
     write_scontrol,
 )
 from tests.single_rank import fit, names
+from tests.spooled_saves import LoadsThroughThePlugin
 
 
 if TYPE_CHECKING:
@@ -181,20 +181,6 @@ def test_a_job_is_requeued_once_its_checkpoint_is_in_storage(
     saved = Path(f"{tmp_path}/root/hpc_ckpt_1.ckpt")
     assert asked.exists(), running.told()
     assert saved.stat().st_mtime_ns <= asked.stat().st_mtime_ns
-
-
-class LoadsThroughThePlugin(Callback):
-    """Saves, and asks the plugin itself for the same path in the next line."""
-
-    def __init__(self) -> None:
-        self.loaded: Any = None
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Save and load."""
-        if trainer.global_step == 3:
-            path = f"{trainer.checkpoint_callback.dirpath}/mine.ckpt"
-            trainer.save_checkpoint(path)
-            self.loaded = trainer.strategy.checkpoint_io.load_checkpoint(path)
 
 
 def test_a_load_past_the_strategy_waits_as_well(faulty: Callable[..., Job]) -> None:

@@ -26,6 +26,7 @@ from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, make_data, make_model, make_trainer, store_server
 from tests.signalled_job import Signalled, left_together, signalled_job, stopped_together
 from tests.single_rank import fit, names, plan_in_use
+from tests.spooled_saves import MARKS, SPOOL, Spy, outage, unpublished
 
 
 if TYPE_CHECKING:
@@ -34,42 +35,7 @@ if TYPE_CHECKING:
     from tests.warm_python import WarmPython
 
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:.*resuming from a checkpoint"),
-    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
-]
-
-SPOOL: dict[str, Any] = {"on_outage": "spool"}
-STORAGE = ("put_file", "info", "rm_file", "ls", "manifest_put_file", "manifest_cat_file")
-"""All that a save asks of storage."""
-
-
-def outage(**when: Any) -> Rule:
-    """Storage fails all that a save asks of it."""
-    return Rule(operations=STORAGE, error="reset", **when)
-
-
-def unpublished(spool: Path) -> list[str]:
-    """Return the names of the checkpoints that wait on this node."""
-    records = sorted(spool.glob("*/*/unpublished/*.json"), key=lambda path: path.stat().st_mtime)
-    return [json.loads(record.read_text())["path"].rpartition("/")[2] for record in records]
-
-
-class Spy(Callback):
-    """Remembers what was where after each step.
-
-    Args:
-        spool: The spool's folder.
-    """
-
-    def __init__(self, spool: Path) -> None:
-        self.spool = spool
-        self.waiting: list[list[str]] = []
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Look."""
-        self.waiting.append(unpublished(self.spool))
+pytestmark = MARKS
 
 
 def test_training_goes_on_and_all_checkpoints_are_there_in_the_end(

@@ -19,9 +19,18 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from lightning_resilience.adapters.object_store import FsspecObjectStore
 from tests import lightning_job
-from tests.faulty_filesystem import FaultPlan, Rule
-from tests.lightning_job import Job, make_data, make_model, make_trainer, store_server
+from tests.faulty_filesystem import FaultPlan
+from tests.lightning_job import Job, store_server
 from tests.single_rank import fit, names
+from tests.spooled_saves import (
+    MARKS,
+    SPOOL,
+    LoadsThroughThePlugin,
+    outage,
+    run,
+    unpublished,
+    with_plugin,
+)
 
 
 if TYPE_CHECKING:
@@ -30,39 +39,14 @@ if TYPE_CHECKING:
     from tests.warm_python import WarmPython
 
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:.*resuming from a checkpoint"),
-    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
-]
+pytestmark = MARKS
 
-SPOOL: dict[str, Any] = {"on_outage": "spool"}
-STORAGE = ("put_file", "info", "rm_file", "ls", "manifest_put_file", "manifest_cat_file")
 SPOOLED = "waits on this node until storage is well"
-
-
-def outage(**when: Any) -> Rule:
-    """Storage fails all that a save asks of it."""
-    return Rule(operations=STORAGE, error="reset", **when)
-
-
-def unpublished(spool: Path) -> list[str]:
-    """Return the names of the checkpoints that wait on this node."""
-    records = spool.glob("*/*/unpublished/*.json")
-    return sorted(json.loads(record.read_text())["path"].rpartition("/")[2] for record in records)
 
 
 def in_background(job: Job, *callbacks: Callback) -> Any:
     """Make the Trainer of a job that saves in the background."""
-    trainer = make_trainer(replace(job, trainer={**job.trainer, "plugins": [AsyncCheckpointIO()]}))
-    trainer.callbacks[:0] = callbacks
-    return trainer
-
-
-def run(trainer: Any) -> Any:
-    """Train."""
-    trainer.fit(make_model(), make_data())
-    return trainer
+    return with_plugin(job, AsyncCheckpointIO(), *callbacks)
 
 
 def step_of(job: Job, name: str) -> int:
@@ -173,20 +157,6 @@ def test_a_link_is_made_once_its_target_is_there(
     assert ["step=2.ckpt"] in spy.waiting
     assert names(job) == ["last.ckpt", "step=2.ckpt", "step=4.ckpt"]
     assert (folder / "last.ckpt").resolve() == folder / "step=4.ckpt"
-
-
-class LoadsThroughThePlugin(Callback):
-    """Saves, and asks the plugin itself for the same path in the next line."""
-
-    def __init__(self) -> None:
-        self.loaded: Any = None
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        """Save and load."""
-        if trainer.global_step == 3:
-            path = f"{trainer.checkpoint_callback.dirpath}/mine.ckpt"
-            trainer.save_checkpoint(path)
-            self.loaded = trainer.strategy.checkpoint_io.load_checkpoint(path)
 
 
 def test_a_load_waits_until_what_was_spooled_is_there(
@@ -301,7 +271,7 @@ def test_a_killed_job_goes_on_from_what_its_thread_had_spooled(
     )
     with store_server() as port:
         lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan).wait()
-    assert unpublished(tmp_path / "job") == ["last.ckpt", "step=4.ckpt"]
+    assert sorted(unpublished(tmp_path / "job")) == ["last.ckpt", "step=4.ckpt"]
     again = replace(job, steps=6, resume="last", before=None)
 
     with store_server() as port:

@@ -21,9 +21,10 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, CheckpointIO
 from lightning_resilience import ResilientCheckpointIO
 from lightning_resilience.adapters.object_store import FsspecObjectStore
 from tests import lightning_job
-from tests.faulty_filesystem import FaultPlan, Rule
-from tests.lightning_job import Job, make_data, make_model, make_trainer, store_server
+from tests.faulty_filesystem import FaultPlan
+from tests.lightning_job import Job, store_server
 from tests.single_rank import names, plan_in_use
+from tests.spooled_saves import MARKS, SPOOL, Spy, outage, run, unpublished, with_plugin
 
 
 if TYPE_CHECKING:
@@ -33,20 +34,9 @@ if TYPE_CHECKING:
     from tests.warm_python import WarmPython
 
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:.*resuming from a checkpoint"),
-    pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
-]
+pytestmark = MARKS
 
-SPOOL: dict[str, Any] = {"on_outage": "spool"}
 ENDS_EARLY: dict[str, Any] = {**SPOOL, "spool": {"flush_timeout_s": 0.2}}
-STORAGE = ("put_file", "info", "rm_file", "ls", "manifest_put_file", "manifest_cat_file")
-
-
-def outage(**when: Any) -> Rule:
-    """Storage fails all that a save asks of it."""
-    return Rule(operations=STORAGE, error="reset", **when)
 
 
 class FileIO(CheckpointIO):
@@ -91,41 +81,6 @@ class TreeIO(FileIO):
 FORMATS = pytest.mark.parametrize("own", [FileIO, TreeIO])
 
 
-class Spy(Callback):
-    """Remembers what waited on the node after each step.
-
-    Args:
-        spool: The spool's folder.
-    """
-
-    def __init__(self, spool: Path) -> None:
-        self.spool = spool
-        self.waiting: list[list[str]] = []
-
-    def on_train_batch_end(self, *_: Any) -> None:
-        """Look."""
-        self.waiting.append(unpublished(self.spool))
-
-
-def unpublished(spool: Path) -> list[str]:
-    """Return the names of the checkpoints that wait on this node."""
-    records = spool.glob("*/*/unpublished/*.json")
-    return sorted(json.loads(record.read_text())["path"].rpartition("/")[2] for record in records)
-
-
-def with_io(job: Job, checkpoint_io: Any, *callbacks: Callback) -> Any:
-    """Make the Trainer of a job with this plugin."""
-    trainer = make_trainer(replace(job, trainer={**job.trainer, "plugins": [checkpoint_io]}))
-    trainer.callbacks[:0] = callbacks
-    return trainer
-
-
-def run(trainer: Any, resume: str | None = None) -> Any:
-    """Train."""
-    trainer.fit(make_model(), make_data(), ckpt_path=resume)
-    return trainer
-
-
 def folder_of(job: Job) -> Path:
     """Return the directory of a job's checkpoints on this disk."""
     return Path(job.folder.removeprefix("faulty://"))
@@ -149,7 +104,7 @@ def test_training_goes_on_and_all_are_there_in_the_end(
     job = faulty(outage(name="step=", lasting_s=6.0), steps=4, options=SPOOL)
     spy = Spy(spool)
 
-    run(with_io(job, own(), spy))
+    run(with_plugin(job, own(), spy))
 
     assert ["step=2.ckpt"] in spy.waiting
     assert names(job) == job.expected
@@ -183,7 +138,7 @@ def test_a_filesystem_that_is_away_is_an_outage_as_well(
 
     monkeypatch.setattr(FsspecObjectStore, "landing", land_if_well)
 
-    run(with_io(job, own(), spy := Spy(spool)))
+    run(with_plugin(job, own(), spy := Spy(spool)))
 
     assert ["step=2.ckpt"] in spy.waiting
     assert to_fail == []
@@ -224,7 +179,7 @@ def test_a_directory_gets_to_object_storage_file_by_file(
     options = {**SPOOL, "storage_options": s3_server.storage_options}
     job = Job(folder=f"s3://{bucket}/run", ranks=1, steps=2, options=options)
 
-    trainer = run(with_io(job, plugin()))
+    trainer = run(with_plugin(job, plugin()))
 
     assert to_fail == []
     files = ["step=2.ckpt/weights/0.pt", "step=2.ckpt/index.json"]
@@ -244,7 +199,7 @@ def test_what_is_to_be_removed_meanwhile_is_not_published(
     )
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
-        run(with_io(job, TreeIO(), spy := Spy(spool)))
+        run(with_plugin(job, TreeIO(), spy := Spy(spool)))
 
     assert max(len(waiting) for waiting in spy.waiting) == 1
     assert names(job) == ["step=6.ckpt"]
@@ -262,7 +217,7 @@ def test_of_one_path_only_the_newest_directory_waits(
         checkpoint={"save_top_k": 0, "save_last": True},
     )
 
-    run(with_io(job, TreeIO(), spy := Spy(spool)))
+    run(with_plugin(job, TreeIO(), spy := Spy(spool)))
 
     assert max(len(waiting) for waiting in spy.waiting) == 1
     assert names(job) == ["last.ckpt"]
@@ -285,7 +240,7 @@ def test_at_a_bound_the_save_waits_and_nothing_is_written_twice(
     job = faulty(outage(name="step=", lasting_s=6.0), steps=4, options={**SPOOL, "spool": bounds})
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
-        run(with_io(job, CountedIO()))
+        run(with_plugin(job, CountedIO()))
 
     assert names(job) == job.expected
     assert calls == job.expected
@@ -306,7 +261,7 @@ def test_one_that_is_called_as_a_whole_waits_and_says_why(
     whole = ResilientCheckpointIO(WholeIO(), staging=False)
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
-        run(with_io(job, whole, spy := Spy(spool)))
+        run(with_plugin(job, whole, spy := Spy(spool)))
 
     assert [waiting for waiting in spy.waiting if waiting] == []
     assert names(job) == job.expected
@@ -338,7 +293,7 @@ def test_a_load_waits_until_what_was_spooled_is_there(
     goes_back = GoesBack()
 
     with caplog.at_level("INFO", logger="lightning_resilience"):
-        run(with_io(job, own(), goes_back))
+        run(with_plugin(job, own(), goes_back))
 
     assert goes_back.loaded["global_step"] == 3
     assert "mine.ckpt waits on this node until storage is well" in caplog.text
@@ -350,7 +305,7 @@ def test_a_load_waits_until_what_was_spooled_is_there(
 def left(job: Job, own: Any, spool: Path) -> Job:
     """Run a job that ends before storage is well, and leaves its last checkpoint on the node."""
     job = replace(job, steps=4, options=ENDS_EARLY)
-    run(with_io(job, own))
+    run(with_plugin(job, own))
     assert unpublished(spool) == ["step=4.ckpt"]
     return job
 
@@ -363,7 +318,7 @@ def test_the_next_start_publishes_it_and_starts_from_it(
     job = left(faulty(outage(name="step=4")), own(), spool)
     again = faulty(steps=6, options=SPOOL)
 
-    trainer = run(with_io(again, own()), f"{job.folder}/step=4.ckpt")
+    trainer = run(with_plugin(again, own()), f"{job.folder}/step=4.ckpt")
 
     assert trainer.global_step == 6
     assert unpublished(spool) == []
@@ -391,7 +346,7 @@ def test_a_damaged_one_is_set_aside(
     damage(file)
 
     again = faulty(steps=3, options=SPOOL)
-    trainer = run(with_io(again, TreeIO()), f"{job.folder}/step=2.ckpt")
+    trainer = run(with_plugin(again, TreeIO()), f"{job.folder}/step=2.ckpt")
 
     assert trainer.global_step == 3
     assert "is not what was written" in caplog.text
