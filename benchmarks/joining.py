@@ -250,7 +250,10 @@ def make_handler(order: Order) -> RendezvousHandler:
 
 
 def be_node(orders: Connection, barriers: dict[int, Barrier]) -> None:
-    """Carry out orders until there are no more; answer each with what joining took."""
+    """Carry out orders until there are no more.
+
+    The answer is how long joining took, and another one once the node has watched and left.
+    """
     while (order := orders.recv()) is not None:
         # What a handler has left there for its workers: for the next one it would be a user's word.
         for name in (INCARNATION, STORE):
@@ -267,6 +270,8 @@ def be_node(orders: Connection, barriers: dict[int, Barrier]) -> None:
             watch(handler, order.watch_s)
             barrier.wait(HANG_S)
         handler.shutdown()
+        if order.watch_s:
+            orders.send(order.watch_s)
 
 
 def watch(handler: RendezvousHandler, watch_s: float) -> None:
@@ -325,7 +330,7 @@ class Bench:
             )
 
     def joined(self, nodes: int) -> float:
-        """Return how long the slowest took, in seconds."""
+        """Return the largest answer of the nodes: how long the slowest took, in seconds."""
         return max(self._answer(each) for each in self.orders[:nodes])
 
     def measure(self, kind: str, nodes: int) -> None:
@@ -348,6 +353,8 @@ class Bench:
         before, started_s = proxy.counted(), time.monotonic()
         time.sleep(max(0.0, started_s + window_s - time.monotonic()))
         found = proxy.counted() - before
+        # Order: the nodes leave first, by way of the proxy.
+        self.joined(nodes)
         proxy.close()
         if proxy.broken:
             raise RuntimeError(proxy.broken[0])
