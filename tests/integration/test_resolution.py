@@ -490,7 +490,7 @@ def test_the_schedulers_checkpoint_is_an_error_where_it_is_to_be_tested(
     trainer = make_trainer(resuming(resume=None))
 
     with pytest.raises(ValueError, match=r"no hpc_ckpt_<n>\.ckpt"):
-        trainer.test(make_model(), make_data(2), ckpt_path="hpc", verbose=False)
+        trainer.test(EvaluatedModel(), make_data(2), ckpt_path="hpc", verbose=False)
 
 
 def test_a_torn_one_of_the_schedulers_gives_way_to_the_one_before(
