@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tests.handlers import Handlers
 
 
+pytestmark = [pytest.mark.multiprocess]
+
 SHORT_S = 0.6
 """What the bounds are scaled down to."""
 CACHED_S = 1.1
