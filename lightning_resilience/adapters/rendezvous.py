@@ -353,7 +353,7 @@ class ResilientHandler(RendezvousHandler):
             # This agent alone has come to its end: the others form again without it.
             within.stop(handler)
             return True
-        return bool(handler.shutdown())
+        return self._connection.shut_down()
 
     def _ending(self) -> Ending | None:
         """Return how the job has ended; None where it has ended well, or not for all."""

@@ -90,7 +90,7 @@ class Watching:
         """Return how many nodes wait to join, as torch's agent is to see it."""
         try:
             handler = self._connection.handler()
-            waiting = handler.num_nodes_waiting()
+            waiting = self._connection.num_nodes_waiting()
         except Exception as error:
             # Torch's agent ends for any of them; and has to, where it was told to stop.
             if is_stop(error):
