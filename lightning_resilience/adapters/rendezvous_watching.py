@@ -28,7 +28,7 @@ from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import Cadence, Watch
 from lightning_resilience.core.restart import lost
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.restart import News, let_through, look_around
+from lightning_resilience.protocols.restart import News, look_around, may_grow
 from lightning_resilience.runtime.system import SystemClock
 
 
@@ -108,7 +108,7 @@ class Watching:
             try:
                 store = self._connection.store()
                 dependencies = dependencies_of(self._options, store, self._memory.keys)
-                self._may_grow = store.run(let_through(dependencies))
+                self._may_grow = store.run(may_grow(dependencies))
             except (StoreUnavailableError, RendezvousError) as error:
                 _log.debug("nodes that wait are not let in yet: %s", error)
                 self._may_grow = False

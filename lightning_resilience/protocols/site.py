@@ -5,6 +5,7 @@
 ::
 
     before a call, where this job's circuit lets it through   heed         at most one read per view
+    before nodes are let in, which nobody here waits for      is_held      the same
     right after this process has opened the job's circuit     tell_trip    a vote
     whoever holds the job's probe, before it asks storage     consult      a vote, or a look
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["ask_site", "consult", "heed", "held", "tell_trip"]
+__all__ = ["ask_site", "consult", "heed", "held", "is_held", "tell_trip"]
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ _STORE_EFFECTS = (Get, MultiGet, Set, Delete, CompareAndSet, Add)
 
 def heed(circuit: Circuit) -> Protocol[None]:
     """Open the job's circuit where the site's is, before this process calls.
+
+    Only for who waits then, or calls again: nobody else would probe what it has opened.
 
     Args:
         circuit: The job's.
@@ -70,16 +73,31 @@ def heed(circuit: Circuit) -> Protocol[None]:
     if circuit.view is not None and not passes(circuit.view.record):
         # Whoever holds the probe looks at the site.
         return
-    now_s: float = yield Now()
-    if not core.needs_look(up.circuit.view, up.circuit.config, now_s=now_s):
-        return
-    view = yield from ask_site(up, _look(up))
+    view = yield from _new_look(up)
     if view is None:
         return
     if not passes(view.record):
         yield from apply(circuit, (yield from held(circuit, view.record)))
     elif up.circuit.host in view.record.votes:
         yield from _withdraw(circuit, up)
+
+
+def is_held(circuit: Circuit) -> Protocol[bool]:
+    """Tell whether the site's circuit is open, for who does not wait for it.
+
+    Nothing is written to the job's: a circuit that is opened needs somebody who comes to probe it.
+
+    Args:
+        circuit: The job's.
+
+    Returns:
+        False also where the site cannot be asked.
+    """
+    up = circuit.upstream
+    if up is None or not up.looks:
+        return False
+    view = yield from _new_look(up)
+    return view is not None and not passes(view.record)
 
 
 def tell_trip(circuit: Circuit) -> Protocol[None]:
@@ -171,6 +189,14 @@ def _at_site(effect: Effect) -> Protocol[Any]:
     if isinstance(effect, _STORE_EFFECTS):
         return (yield AtSite(effect))
     return (yield effect)
+
+
+def _new_look(up: Upstream) -> Protocol[BreakerView | None]:
+    """Look at the site where the last look is old; None where it is not, or nothing is known."""
+    now_s: float = yield Now()
+    if not core.needs_look(up.circuit.view, up.circuit.config, now_s=now_s):
+        return None
+    return (yield from ask_site(up, _look(up)))
 
 
 def _look(up: Upstream) -> Protocol[BreakerView]:

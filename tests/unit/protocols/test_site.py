@@ -24,6 +24,7 @@ from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.circuit import begin
 from lightning_resilience.protocols.circuit_memory import Link, give_upstream
 from lightning_resilience.protocols.probe import Patience, await_passage
+from lightning_resilience.protocols.restart import Dependency as Needed, may_grow
 from lightning_resilience.protocols.site import heed
 from tests.scenes import CONFIG, DEPENDENCY, Dependency, assert_legal, circuit, guarded, record
 from tests.scripted_driver import Away, Crash, Fault, Task, World
@@ -382,3 +383,33 @@ def test_a_sick_reader_of_old_news_does_not_withdraw_the_vote_of_its_job() -> No
 
     assert task.ended
     assert site(world).votes == ("a",)
+
+
+def test_whoever_lets_no_nodes_in_opens_nothing_that_nobody_waits_for() -> None:
+    """An agent whose workers are well says "not now", and their circuit stays as it is."""
+    world, _, _ = ill_until(1e6, "a", "b")
+    world.run_until(60.0)
+    assert site(world).state != "closed"
+    mine, other = member_of("c"), Dependency(world)
+    needed = Needed(circuit=mine, patience=Patience(probe=other.probe, classify=classify))
+
+    task = world.spawn(may_grow((needed,)), name=5)
+    world.run_until(world.now_s + 1.0)
+
+    assert task.result is False
+    assert of_job(world, "c").state == "closed"
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_nodes_are_let_in_where_nothing_is_known_of_the_site(*, is_away: bool) -> None:
+    """A site that is well, or cannot be asked, stops no growth."""
+    world = World(fault=away_at_site) if is_away else World()
+    mine = member_of("c")
+    needed = Needed(
+        circuit=mine, patience=Patience(probe=Dependency(world).probe, classify=classify)
+    )
+
+    task = world.spawn(may_grow((needed,)))
+    world.run()
+
+    assert task.result is True
