@@ -76,6 +76,7 @@ class Circuit:
     Attributes:
         detour: The way that this process goes alone, where it has one.
         is_own: Whether this process alone uses it, in its own store.
+        is_sites: Whether it is that of a site.
         probe_share: Which of the probes that are due this process sends.
         has_slots: Whether this process has seen to it that all slots are there.
         pace_s: How long a call takes, in seconds, as the slots told at the last look, or None.
@@ -100,6 +101,7 @@ class Circuit:
         "hosts",
         "inherited",
         "is_own",
+        "is_sites",
         "key",
         "keys",
         "ledger",
@@ -158,6 +160,7 @@ class Circuit:
         self.wrote = 0
         self.probe_share = ProbeShare()
         self.is_own = False
+        self.is_sites = False
 
     def is_fresh(self, *, now_s: float) -> bool:
         """Tell whether a call may go ahead on the present view without a read."""
@@ -279,7 +282,7 @@ def give_upstream(circuit: Circuit, *, link: Link, looks: bool) -> None:
         host=circuit.keys.run_id,
         hosts=circuit.config.site_quorum,
     )
-    site.probe_share = PROBES
+    site.probe_share, site.is_sites = PROBES, True
     circuit.upstream = Upstream(site, link=link, looks=looks)
 
 

@@ -23,7 +23,7 @@ from lightning_resilience.core.breaker import BreakerState, HeldUpstream, HostVo
 from lightning_resilience.core.breaker_record import passes
 from lightning_resilience.core.events import SiteLost, SiteReturned
 from lightning_resilience.errors import StoreError
-from lightning_resilience.protocols.circuit import apply, refresh
+from lightning_resilience.protocols.circuit import apply, current, drop_old_votes, refresh
 from lightning_resilience.protocols.effects import (
     Add,
     AtSite,
@@ -71,8 +71,10 @@ def heed(circuit: Circuit) -> Protocol[None]:
     if up is None or not up.looks:
         return
     if circuit.view is not None and not passes(circuit.view.record):
-        # Whoever holds the probe looks at the site.
-        return
+        # Whoever holds the probe looks at the site. But what this process has seen may be over.
+        own = yield from current(circuit)
+        if not passes(own.record):
+            return
     view = yield from _new_look(up)
     if view is None:
         return
@@ -196,7 +198,13 @@ def _new_look(up: Upstream) -> Protocol[BreakerView | None]:
     now_s: float = yield Now()
     if not core.needs_look(up.circuit.view, up.circuit.config, now_s=now_s):
         return None
-    return (yield from ask_site(up, _look(up)))
+    return (yield from ask_site(up, _tidy_look(up)))
+
+
+def _tidy_look(up: Upstream) -> Protocol[BreakerView]:
+    view = yield from _look(up)
+    now_s: float = yield Now()
+    return (yield from drop_old_votes(up.circuit, view, now_s=now_s))
 
 
 def _look(up: Upstream) -> Protocol[BreakerView]:
