@@ -26,7 +26,12 @@ from lightning_resilience.drill.trace import Story
 from lightning_resilience.drill.virtual import Agenda, HostClock, SeededDice
 from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.circuit import Circuit
-from lightning_resilience.protocols.circuit_memory import Link, give_detour, give_upstream
+from lightning_resilience.protocols.circuit_memory import (
+    KnownSite,
+    Link,
+    give_detour,
+    give_upstream,
+)
 from lightning_resilience.protocols.effects import Draw, Sleep
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.probe import Patience
@@ -166,12 +171,11 @@ class SiteWorld:
         ]
 
     def _watch_growth(self, agent: Process) -> Protocol[None]:
-        upstream = None
-        job = self.job_of(agent)
+        site, job = KnownSite(), self.job_of(agent)
         while any(each.is_alive for each in self.workers(job)):
             # As the agent of the rendezvous does: it keeps what it knows of the site alone.
             circuit = self._circuit(agent)
-            circuit.upstream = upstream = upstream or circuit.upstream
+            site.put_above(circuit)
             operation = Operation(process=agent, kind="growth", number=0)
             needed = Dependency(circuit=circuit, patience=self._call(operation).patience)
             yield from may_grow((needed,))

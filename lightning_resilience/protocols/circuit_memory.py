@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Circuit",
     "Detour",
+    "KnownSite",
     "Limits",
     "Link",
     "Upstream",
@@ -284,6 +285,32 @@ def give_upstream(circuit: Circuit, *, link: Link, looks: bool) -> None:
     )
     site.probe_share, site.is_sites = PROBES, True
     circuit.upstream = Upstream(site, link=link, looks=looks)
+
+
+class KnownSite:
+    """What a process knows of its site, for who makes its circuits anew. One thread.
+
+    Whether the site's store answers, and how old votes are, is known only to who has looked before.
+    """
+
+    __slots__ = ("_found", "_link")
+
+    def __init__(self) -> None:
+        self._link = Link()
+        self._found: dict[tuple[str, str], Upstream] = {}
+
+    def put_above(self, circuit: Circuit) -> None:
+        """Put a job's breaker under that of its site, which this process looks at.
+
+        Args:
+            circuit: The job's, with whatever it remembers.
+        """
+        key = (circuit.dependency, circuit.keys.run_id)
+        if key not in self._found:
+            give_upstream(circuit, link=self._link, looks=True)
+            if circuit.upstream is not None:
+                self._found[key] = circuit.upstream
+        circuit.upstream = self._found[key]
 
 
 def learn(circuit: Circuit, raw: bytes, *, read_at_s: float, seen_at_s: float) -> BreakerView:
