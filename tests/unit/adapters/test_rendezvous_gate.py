@@ -68,6 +68,7 @@ def test_a_site_that_is_away_is_left_alone_by_one_look_after_the_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each look makes the job's circuits anew, and keeps what is known of the site."""
+    caplog.set_level("DEBUG", "lightning_resilience")
     agent = AgentStore(MemoryStore(), run_id="job")
     keys, connection = agent.keys("1-n"), connected(agent)
     away = agent.driver.site = AwaySite()
