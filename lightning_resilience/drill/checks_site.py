@@ -78,7 +78,7 @@ class SiteChecks(Observer):
         self._site_run = f"lr/{SITE_RUN}/"
         self._record: BreakerRecord | None = None
         self._open_since_s: float | None = None
-        self._probed: set[int] = set()
+        self._probed: set[tuple[str, int]] = set()
         self._ill: set[str] = set()
         self._ill_at_s: dict[str, float] = {}
         self._is_blind: set[Process] = set()
@@ -256,10 +256,12 @@ class SiteChecks(Observer):
         if record.state == BreakerState.OPEN.value:
             what = f"{process.name} probes for its job, {open_s:.1f} s after the site's has opened"
             self._fail("I1 OneSiteProbe", what)
-        if record.epoch in self._probed:
+        # A store that came back empty may count anew.
+        epoch = (record.store_id, record.epoch)
+        if epoch in self._probed:
             what = f"{process.name} sends the second probe of epoch {record.epoch}"
             self._fail("I1 OneSiteProbe", what)
-        self._probed.add(record.epoch)
+        self._probed.add(epoch)
 
     # The end --------------------------------------------------------------------------------------
 

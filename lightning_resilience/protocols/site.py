@@ -23,7 +23,7 @@ from lightning_resilience.core.breaker import BreakerState, HeldUpstream, HostVo
 from lightning_resilience.core.breaker_record import passes
 from lightning_resilience.core.events import SiteLost, SiteReturned
 from lightning_resilience.errors import StoreError
-from lightning_resilience.protocols.circuit import apply, current, drop_old_votes, refresh
+from lightning_resilience.protocols.circuit import apply, apply_to, current, drop_old_votes, refresh
 from lightning_resilience.protocols.effects import (
     Add,
     AtSite,
@@ -113,7 +113,7 @@ def tell_trip(circuit: Circuit) -> Protocol[None]:
         return
     if view.record.state == BreakerState.OPEN.value and not view.record.upstream:
         circuit.wrote = 0
-        yield from ask_site(up, _vote(up, view.record))
+        yield from ask_site(up, _vote(up, view.record, insists=True))
 
 
 def consult(circuit: Circuit, mine: BreakerRecord) -> Protocol[BreakerView | None]:
@@ -213,7 +213,12 @@ def _look(up: Upstream) -> Protocol[BreakerView]:
     return view
 
 
-def _vote(up: Upstream, record: BreakerRecord) -> Protocol[BreakerView]:
+def _vote(up: Upstream, record: BreakerRecord, *, insists: bool = False) -> Protocol[BreakerView]:
+    """Vote, unless the site's circuit is open already.
+
+    Who holds the job's probe does not insist: it has time for one write, and votes again at the
+    next one where another job was faster.
+    """
     view = yield from _look(up)
     if not passes(view.record):
         return view
@@ -225,7 +230,10 @@ def _vote(up: Upstream, record: BreakerRecord) -> Protocol[BreakerView]:
         reason=f"the circuit of {site.host} opened: {record.reason}",
         witnessed=core.witnessed(up.lookout, site.config, now_s=now_s),
     )
-    return (yield from apply(site, vote))
+    if insists:
+        return (yield from apply(site, vote))
+    yield from apply_to(site, view, vote)
+    return site.view or view
 
 
 def _withdraw(circuit: Circuit, up: Upstream) -> Protocol[None]:
