@@ -52,8 +52,9 @@ _FEW: Final = 4
 
 _CLOCK: Final = SystemClock()
 
-_ANSWERED: Final[set[str]] = set()
-"""Places at which etcd has answered this process, whichever store has asked. Only ever added to."""
+_ANSWERED: Final[set[EtcdAddress]] = set()
+"""Etcds that have answered this process, by address and certificates, whichever store has asked.
+Only ever added to."""
 
 T = TypeVar("T")
 
@@ -205,7 +206,7 @@ class EtcdStore:
                 work, patience_s=self._timeout_s + extra_s, repeatable=repeatable
             )
         except (RuntimeError, OSError, ConfigError) as error:
-            if isinstance(error, ConfigError) and self._address.place not in _ANSWERED:
+            if isinstance(error, ConfigError) and self._address.within("") not in _ANSWERED:
                 raise
             advice = (
                 "It may have counted, so it is not repeated."
@@ -227,7 +228,7 @@ class EtcdStore:
         self._connections.here().run(
             lambda client: client.lease(self._keep_s), patience_s=self._timeout_s
         )
-        _ANSWERED.add(self._address.place)
+        _ANSWERED.add(self._address.within(""))
         # Order: only once it has been renewed. Who comes at the same time does it as well.
         self._renewed_at_s = now_s
 
