@@ -234,7 +234,7 @@ class ResilientHandler(RendezvousHandler):
         )
 
     def _gate(self, memory: Memory, **seen: Any) -> Gate:
-        needed = dependencies_of(self._options, self._connection.store(), memory.keys)
+        needed = dependencies_of(self._options, self._connection, memory.keys)
         return Gate(memory=memory, config=self._options.restart, dependencies=needed, **seen)
 
     def _remember(self, incarnation: str) -> Memory:

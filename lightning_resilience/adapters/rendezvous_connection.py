@@ -28,6 +28,7 @@ from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
 from lightning_resilience.errors import CorruptRecordError, StoreError
+from lightning_resilience.protocols.circuit_memory import KnownSite
 
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ class Connection:
         parameters: What the launcher was given.
         options: Checked options.
         named_store: URL of the store for our records; None for the one of the rendezvous.
+
+    Attributes:
+        site: What this agent knows of the job's site, whichever connections it has had.
     """
 
     def __init__(
@@ -92,6 +96,7 @@ class Connection:
         )
         self._held: HeldHandler | None = None
         self._store: AgentStore | None = None
+        self.site = KnownSite()
 
     @property
     def run_id(self) -> str:
