@@ -192,7 +192,7 @@ def test_the_client_is_rebuilt_once(healthy: bool) -> None:  # noqa: FBT001 - da
     assert "credentials" in second.reason
 
 
-@pytest.mark.parametrize("failure", set(FailureClass) - {FailureClass.AUTH})
+@pytest.mark.parametrize("failure", sorted(set(FailureClass) - {FailureClass.AUTH}))
 def test_only_refused_credentials_rebuild_the_client(failure: FailureClass) -> None:
     """No other failure marks the client as rebuilt, nor forgets that it was."""
     assert not decide(failure).state.rebuilt
