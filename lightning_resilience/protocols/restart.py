@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core import breaker, quota
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import IncidentRecord
+from lightning_resilience.core.leaving import Apart
 from lightning_resilience.core.quota import Cause, Closed, Ending
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import GoRecord, ProgressRecord, restart_delay_s
@@ -158,8 +159,10 @@ def begins_anew(keys: Keys) -> Protocol[bool]:
     return any(value is not None for value in values)
 
 
-def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
+def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending | Apart]:
     """Return once this agent may join the next rendezvous, or how the job has ended.
+
+    It ends for this agent alone where others have begun without it meanwhile.
 
     Args:
         gate: This agent's way.
@@ -188,7 +191,7 @@ def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
         return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))
 
 
-def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
+def pass_first_gate(gate: Gate) -> Protocol[Ending | Apart | None]:
     """Return once an agent that begins may join: nothing has ended that it would join.
 
     It may come to a job that is waiting for an ill dependency, and would wait there in vain, or
@@ -198,7 +201,7 @@ def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
         gate: This agent's way; there is no incarnation that is over.
 
     Returns:
-        How the job has ended; None where this agent may join.
+        How the job has ended, for this agent alone where others train; None where it may join.
 
     Raises:
         StoreUnavailableError: The store did not answer; the gate may be entered again.
@@ -219,7 +222,7 @@ def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
         return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))
 
 
-def _last_look(gate: Gate, *, deadline_at_s: float) -> Protocol[Ending | None]:
+def _last_look(gate: Gate, *, deadline_at_s: float) -> Protocol[Ending | Apart | None]:
     """Return once all that the job shares is well; how the job has ended, where it has meanwhile.
 
     Raises:
