@@ -115,8 +115,7 @@ class ResilientHandler(RendezvousHandler):
         self._memory: Memory | None = None
         self._round: IncarnationRecord | None = None
         self._part: Part | None = None
-        self._is_called = False
-        """Whether the workers are restarted because of other agents."""
+        self._is_called = False  # Whether the workers are restarted because of other agents.
         self._left: Ending | None = None
         self._passed: tuple[Gate, GoRecord] | None = None
         self._members: frozenset[tuple[str, int]] = frozenset()
@@ -276,11 +275,10 @@ class ResilientHandler(RendezvousHandler):
         names = self._connection.names(info)
         found = name_of_round(info, store, names, options=self._options, before=before)
         self._look_who_is_here(store)
-        # Order: before the look at the record, so that whoever leaves there says which node it is.
+        # Order: its number first, for who leaves at that look; the round last, for who fails in it,
+        # and would tell at the gate how other workers have ended as if they were of this start.
         self._part = Part(start=found, node=info.rank)
         memory = self._remember(found.incarnation)
-        # Order: after it, or an agent that has to join once more would tell how the workers of the
-        # start before have ended as if it were of this one.
         self._round, self._is_called = found, False
         self._watching = Watching(
             self._connection, self._options, memory=memory, begun=found, dice=self._dice

@@ -159,11 +159,12 @@ class RecordChecks(Observer):
             start = each.start if each.place == "works" else None
             if start is None or start.incarnation == own:
                 continue
-            trains_s = world.agenda.now_s - start.began_at_s
+            for_s = world.agenda.now_s - start.began_at_s
             # With the store all agents have lost what it said of the start.
-            if trains_s > _COMES_BY_S and self.emptied_at_s < start.began_at_s:
+            if for_s > _COMES_BY_S and self.emptied_at_s < start.began_at_s:
                 what = f"{process.name}, last in {own or 'no start'}, has ended the job"
-                self.fail("I8 OwnEnding", f"{what}, and {start.incarnation} trains: {trains_s:.0f} s")
+                others = f"{start.incarnation} has trained for {for_s:.0f} s"
+                self.fail("I8 OwnEnding", f"{what}, and {others}")
 
     def _acknowledged(self, process: Process, key: str) -> None:
         start = self._world.starts.get(_incarnation(key))
@@ -214,10 +215,15 @@ class RecordChecks(Observer):
                 self.fail("I4 HonestCharges", what)
         if go.cause == Cause.LEFT.value:
             self._restarted(now_s, go, incarnation)
-            is_told = incident is not None and incident.by_agent
-            if is_told and incident.kind == IncidentKind.SIGNAL.value and told_s > _JUST_S:
-                what = f"an agent of {incarnation} was told to stop, and that is charged"
-                self.fail("I4 HonestCharges", what)
+            self._left(incident, incarnation, told_s=told_s)
+
+    def _left(self, incident: IncidentRecord | None, incarnation: str, *, told_s: float) -> None:
+        """Look whether a loss of nodes that costs something is one that nobody has asked for."""
+        if incident is None or not incident.by_agent or told_s <= _JUST_S:
+            return
+        if incident.kind == IncidentKind.SIGNAL.value:
+            what = f"an agent of {incarnation} was told to stop, and that is charged"
+            self.fail("I4 HonestCharges", what)
 
     def _restarted(self, now_s: float, go: GoRecord, incarnation: str) -> None:
         world, config = self._world, self._world.plan.restart

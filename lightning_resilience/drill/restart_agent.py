@@ -9,7 +9,7 @@ torch's agent: which of it comes after which, and what follows from an exception
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from lightning_resilience.core.exit_codes import may_start_again
 from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
@@ -18,7 +18,7 @@ from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.restart import GoRecord, first_contact_s, missed
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.drill.process import Operation
-from lightning_resilience.drill.restart_inner import JoinFailedError
+from lightning_resilience.drill.restart_inner import JoinFailedError, in_round
 from lightning_resilience.drill.restart_plan import GRACE_S, JOIN_S
 from lightning_resilience.drill.restart_watch import RENDEZVOUS_KEY, AgentWatch
 from lightning_resilience.drill.restart_workers import WORKERS_PER_NODE
@@ -27,7 +27,6 @@ from lightning_resilience.errors import StoreError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.circuit import Circuit
 from lightning_resilience.protocols.effects import (
-    CompareAndSet,
     Draw,
     Get,
     Nonce,
@@ -35,7 +34,6 @@ from lightning_resilience.protocols.effects import (
     Sleep,
 )
 from lightning_resilience.protocols.incarnation import (
-    ROUND_KEY,
     Part,
     announce,
     name_for,
@@ -64,7 +62,7 @@ if TYPE_CHECKING:
     from lightning_resilience.drill.restart_workers import Start
     from lightning_resilience.drill.restart_world import RestartWorld
     from lightning_resilience.ports import CancelToken
-    from lightning_resilience.protocols.effects import Effect, Protocol
+    from lightning_resilience.protocols.effects import Protocol
 
 
 __all__ = ["DEPENDENCIES", "Agent"]
@@ -306,12 +304,12 @@ class Agent:
         if place.rank == 0:
             mine = yield from name_for(nodes=len(place.nodes), before=before)
             yield from announce(self._keys(""), mine)
-            found = yield from transform(name_round(mine), _within(place.store))
+            found = yield from transform(name_round(mine), in_round(place.store))
             yield from announce(self._keys(""), found)
         else:
             now_s: float = yield Now()
             reading = read_name(deadline_at_s=now_s + GRACE_S)
-            found = yield from transform(reading, _within(place.store))
+            found = yield from transform(reading, in_round(place.store))
         self.part = Part(start=found, node=place.rank)
         yield from self._remember(found.incarnation)
         self.over = found
@@ -391,16 +389,3 @@ class Agent:
         except StoreError:
             self.world.tell(self.process.name, "leaves, and the store has gone already")
         raise _LeftError(how)
-
-
-def _within(prefix: str) -> Any:  # noqa: ANN401 - what ``transform`` takes
-    """Let effects on the round's own store be performed under its prefix."""
-
-    def perform(effect: Effect) -> Protocol[Any]:
-        if isinstance(effect, Get) and effect.key == ROUND_KEY:
-            return (yield Get(prefix + effect.key))
-        if isinstance(effect, CompareAndSet) and effect.key == ROUND_KEY:
-            return (yield CompareAndSet(prefix + effect.key, effect.expected, effect.desired))
-        return (yield effect)
-
-    return perform

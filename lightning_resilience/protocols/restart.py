@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core import breaker, quota
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import IncidentRecord
-from lightning_resilience.core.leaving import Apart
 from lightning_resilience.core.quota import Cause, Closed, Ending
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import GoRecord, ProgressRecord, restart_delay_s
@@ -39,6 +38,7 @@ from lightning_resilience.protocols.site import heed
 
 if TYPE_CHECKING:
     from lightning_resilience.core.keys import Keys
+    from lightning_resilience.core.leaving import Apart
     from lightning_resilience.core.restart_config import RestartConfig
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol

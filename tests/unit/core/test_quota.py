@@ -269,9 +269,7 @@ def test_workers_that_were_told_to_stop_because_a_node_left_are_not_preempted() 
 
 
 def test_a_preemption_that_an_agent_tells_of_is_free_whoever_is_missed() -> None:
-    """The node that was taken away is the one that is missed; who comes to the gate first, and what
-    that one has seen of its going, is a matter of chance.
-    """
+    """The node that was taken away is the one that is missed, and who sees that first is chance."""
     told = msgspec.structs.replace(incident("signal"), by_agent=True)
 
     for left, is_called in itertools.product((0, 1), (False, True)):
