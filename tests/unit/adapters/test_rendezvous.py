@@ -20,6 +20,7 @@ from lightning_resilience.core.joining import Joining
 from lightning_resilience.core.quota import Ending, RestartRecord, ended
 from lightning_resilience.core.records import encode
 from lightning_resilience.core.worker_exits import incident_of_exit
+from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.incident import publish_incident
 from lightning_resilience.protocols.restart_record import Memory
@@ -266,3 +267,23 @@ def test_a_closed_rendezvous_whose_host_has_gone_has_a_status_of_its_own(
 
     assert status_of(lambda: handler._pause(Joining(join_s=9, started_at_s=0), closed)) == status
     assert not handler.shutdown()
+
+
+def test_who_fails_at_its_last_step_into_a_start_tells_nothing_of_that_start(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers were those of the start before; but its number is already the new one."""
+    store = server()
+    handler = handlers.make(store.port)
+    handlers.join(handler)
+    before = handler._round
+    silence = StoreUnavailableError("no answer")
+    monkeypatch.setattr(handler, "_remember", lambda _: (_ for _ in ()).throw(silence))
+
+    with pytest.raises(StoreUnavailableError):
+        handler._enter(handler._connection.join())
+
+    assert handler._round == before
+    assert handler._part is not None
+    assert handler._part.start != before
+    assert store.port
