@@ -195,11 +195,8 @@ class Agent:
     def _pause(self, joining: Joining, failure: JoinFailure) -> Protocol[None]:
         if failure is JoinFailure.LATE:
             self.world.checks.is_late(self)
-        if failure is JoinFailure.CLOSED and self.memory is not None:
-            try:
-                yield from self._remember(self.memory.keys.incarnation)
-            except StoreError:
-                self.world.tell(self.process.name, "cannot read why the rendezvous is closed")
+        if failure in {JoinFailure.CLOSED, JoinFailure.UNREACHABLE}:
+            yield from self._look_how_it_has_ended(is_closed=failure is JoinFailure.CLOSED)
         now_s: float = yield Now()
         draw: float = yield Draw()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=draw)
@@ -212,6 +209,18 @@ class Agent:
             yield from self._end(ending)
         else:
             yield Sleep(pause_s)
+
+    def _look_how_it_has_ended(self, *, is_closed: bool) -> Protocol[None]:
+        if is_closed and self.memory is not None:
+            try:
+                yield from self._remember(self.memory.keys.incarnation)
+            except StoreError:
+                self.world.tell(self.process.name, "cannot read why the rendezvous is closed")
+            else:
+                return
+        found = yield from restart_record.kept(self.world.mirror())
+        if found is not None:
+            raise _LeftError(found)
 
     # The gate -------------------------------------------------------------------------------------
 

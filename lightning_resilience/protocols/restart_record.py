@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["Memory", "Mirror", "charge", "end", "look", "read", "release", "start"]
+__all__ = ["Memory", "Mirror", "charge", "end", "kept", "look", "read", "release", "start"]
 
 _ROUNDS: Final = 4
 """Each loses to a store that came back empty, or to a dozen other agents in a row."""
@@ -221,6 +221,19 @@ def start(memory: Memory) -> Protocol[Ending | None]:
         return quota.Ruling(record=quota.started_again(record, writer=writer), number=0)
 
     return (yield from _change(memory, rule)).ending
+
+
+def kept(mirror: Mirror | None) -> Protocol[Ending | None]:
+    """Return how a job has ended that a person has to release, as it is kept besides the store.
+
+    For an agent that finds no store: the one that hosts it has left with that, and before this one
+    came. None also where nothing is kept, or nobody can tell.
+
+    Args:
+        mirror: Where the record is kept; None for nowhere.
+    """
+    found = None if mirror is None else (yield from mirror.loaded())
+    return None if found is None else quota.carried_over(found).ending
 
 
 def release(memory: Memory) -> Protocol[RestartRecord]:
