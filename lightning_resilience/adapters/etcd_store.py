@@ -9,6 +9,8 @@ Where etcd differs from the port, and what is done about it:
 * There are no counters: one is read, and written where nobody has written it since.
 * A server that refuses connections is not gone for good, as that of a ``TCPStore`` is: etcd comes
   back with what it held. So nobody is told that it was refused, and nothing is deferred.
+* What has once answered as etcd is one. If anything else answers in its place later, such as a
+  proxy that has lost it, or its certificate cannot be read for a moment, it is away.
 * Etcd outlives the job. The directory has a time to live, which every handle that is used renews
   once in a while: what a job has left goes away some time after its last process.
 """
@@ -49,6 +51,10 @@ _FEW: Final = 4
 """So many keys are read one by one; for more the whole directory is one request."""
 
 _CLOCK: Final = SystemClock()
+
+_ANSWERED: Final[set[EtcdAddress]] = set()
+"""Etcds that have answered this process, by address and certificates, whichever store has asked.
+Only ever added to."""
 
 T = TypeVar("T")
 
@@ -170,7 +176,7 @@ class EtcdStore:
 
         Raises:
             StoreUnavailableError: Etcd does not answer.
-            ConfigError: What answers has no v2 API.
+            ConfigError: What answers has no v2 API, and never had for this process.
         """
         self._renewed_at_s = -math.inf
         self._run("lease", self._address.directory, lambda _: None)
@@ -199,7 +205,9 @@ class EtcdStore:
             return self._connections.here().run(
                 work, patience_s=self._timeout_s + extra_s, repeatable=repeatable
             )
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, ConfigError) as error:
+            if isinstance(error, ConfigError) and self._address.within("") not in _ANSWERED:
+                raise
             advice = (
                 "It may have counted, so it is not repeated."
                 if operation == "add"
@@ -220,6 +228,7 @@ class EtcdStore:
         self._connections.here().run(
             lambda client: client.lease(self._keep_s), patience_s=self._timeout_s
         )
+        _ANSWERED.add(self._address.within(""))
         # Order: only once it has been renewed. Who comes at the same time does it as well.
         self._renewed_at_s = now_s
 

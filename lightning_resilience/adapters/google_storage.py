@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["NoSuchBucketError", "compare_crc32c", "put_file", "raise_if_no_bucket"]
 
 _PIECE_BYTES: Final = 2**20
+_SENT_BYTES: Final = 8 * 2**20
+"""What one request carries: gcsfs holds it whole, and progress is marked at its end. Its own 50 MiB
+would take a slow link for one that stands still."""
 
 
 class NoSuchBucketError(FileNotFoundError):
@@ -56,7 +59,7 @@ def put_file(fs: AbstractFileSystem, staged_path: str, path: str, *, progress: C
         OSError: What the storage raised.
     """
     try:
-        fs.put_file(staged_path, path, callback=progress)
+        fs.put_file(staged_path, path, callback=progress, chunksize=_SENT_BYTES)
     except FileNotFoundError:
         raise_if_no_bucket(fs, path)
         raise

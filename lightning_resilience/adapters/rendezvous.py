@@ -239,7 +239,7 @@ class ResilientHandler(RendezvousHandler):
         )
 
     def _gate(self, memory: Memory, **seen: Any) -> Gate:
-        needed = dependencies_of(self._options, self._connection.store(), memory.keys)
+        needed = dependencies_of(self._options, self._connection, memory.keys)
         return Gate(memory=memory, config=self._options.restart, dependencies=needed, **seen)
 
     def _remember(self, incarnation: str) -> Memory:
@@ -359,7 +359,7 @@ class ResilientHandler(RendezvousHandler):
             # This agent alone has come to its end: the others form again without it.
             within.stop(handler)
             return True
-        return bool(handler.shutdown())
+        return self._connection.shut_down()
 
     def _ending(self) -> Ending | Apart | None:
         """Return how the job has ended; None where it has ended well, or not for all."""

@@ -21,11 +21,14 @@ from torch.distributed.elastic.rendezvous import (
 
 from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.rendezvous_calls import call
+from lightning_resilience.adapters.rendezvous_held import HeldHandler
 from lightning_resilience.adapters.site_store import join_site
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
 from lightning_resilience.errors import CorruptRecordError, StoreError
+from lightning_resilience.protocols.circuit_memory import KnownSite
 
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     )
 
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+    from lightning_resilience.ports import CancelToken
 
 
 __all__ = ["RETRYABLE", "Connection", "ForeignStoreError", "failure_of"]
@@ -69,6 +73,9 @@ class Connection:
         parameters: What the launcher was given.
         options: Checked options.
         named_store: URL of the store for our records; None for the one of the rendezvous.
+
+    Attributes:
+        site: What this agent knows of the job's site, whichever connections it has had.
     """
 
     def __init__(
@@ -87,8 +94,9 @@ class Connection:
             inner=options.inner,
             options=options.forwarded,
         )
-        self._handler: RendezvousHandler | None = None
+        self._held: HeldHandler | None = None
         self._store: AgentStore | None = None
+        self.site = KnownSite()
 
     @property
     def run_id(self) -> str:
@@ -107,12 +115,13 @@ class Connection:
             RendezvousConnectionError: The store does not answer.
             SystemExit: 64, where an option is one that torch does not take.
         """
-        if self._handler is None:
+        return self._hold().handler
+
+    def _hold(self) -> HeldHandler:
+        if self._held is None:
+            silent_s = self._options.silent_s
             try:
-                with in_etcd.understood():
-                    found = within.make_inner(
-                        self._parameters, self._options.inner, self._options.forwarded
-                    )
+                found = call(self._made, within_s=silent_s)
             except (ValueError, TypeError, KeyError) as error:
                 _log.error("%s", error)
                 raise SystemExit(int(ExitCode.USAGE)) from error
@@ -120,8 +129,17 @@ class Connection:
             within.judge_by_own_sight(found, grace_s=self._options.grace_s)
             if self._etcd is not None:
                 within.own_rounds(found, in_etcd.rounds_of(self._etcd).directory)
-            self._handler = found
-        return self._handler
+            self._held = HeldHandler(found, silent_s=silent_s)
+        return self._held
+
+    def _made(self, token: CancelToken) -> RendezvousHandler:
+        with in_etcd.understood():
+            return within.make_inner(
+                self._parameters,
+                self._options.inner,
+                self._options.forwarded,
+                check=token.raise_if_cancelled,
+            )
 
     def store(self) -> AgentStore:
         """Return our own connection to the job's store.
@@ -181,7 +199,7 @@ class Connection:
     @property
     def hosts_store(self) -> bool:
         """Whether the store's server is in this process."""
-        return self._handler is not None and within.hosts_store(self._handler)
+        return self._held is not None and within.hosts_store(self._held.handler)
 
     def join(self) -> RendezvousInfo:
         """Join the next round.
@@ -190,22 +208,25 @@ class Connection:
             ForeignStoreError: The store is another job's.
             RendezvousError: What torch's handler raises.
         """
-        handler = self.handler()
+        held = self._hold()
         if self._options.inner == "c10d" and self._named_store is None:
             owner = self.store().owner(is_host=self.hosts_store)
             text = foreign_text(owner, self._parameters.run_id, endpoint=self._parameters.endpoint)
             if text:
                 raise ForeignStoreError(text)
-        within.renew_workers_store(handler)
+        within.renew_workers_store(held.handler)
         if self._etcd is not None:
             in_etcd.opened(in_etcd.rounds_of(self._etcd), keep_s=in_etcd.ROUNDS_KEEP_S).close()
-        with in_etcd.understood():
-            return within.with_own_client(handler.next_rendezvous())
+        return held.join()
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes wait to join; it raises whatever torch does."""
+        return self._hold().num_nodes_waiting()
 
     def is_closed(self) -> bool:
         """Tell whether the rendezvous is closed; not, as long as nobody can be asked."""
         try:
-            return bool(self.handler().is_closed())
+            return self._hold().is_closed()
         except Exception as error:
             # Torch's agent ends for any of them.
             if is_stop(error):
@@ -216,12 +237,16 @@ class Connection:
     def set_closed(self) -> None:
         """Close the rendezvous for all, where it can be reached."""
         try:
-            self.handler().set_closed()  # type: ignore[no-untyped-call]
+            self._hold().set_closed()
         except Exception as error:
             # As above.
             if is_stop(error):
                 raise
             _log.warning("the rendezvous could not be closed: %s", error)
+
+    def shut_down(self) -> bool:
+        """Leave, and close the rendezvous for all; it raises whatever torch does."""
+        return self._hold().shut_down()
 
     def renew(self) -> bool:
         """Give torch's handler a new client, where its own broke and the server is there.
@@ -229,7 +254,7 @@ class Connection:
         Returns:
             Whether it has one.
         """
-        return self._handler is not None and within.reconnect(self._handler)
+        return self._held is not None and self._held.renew()
 
     def failed(self, error: Exception) -> None:
         """Let go of what has broken, so that the next use makes it anew.
@@ -245,9 +270,9 @@ class Connection:
 
     def drop(self) -> None:
         """Let go of everything, so that the next use makes it anew. Idempotent."""
-        handler, self._handler = self._handler, None
+        held, self._held = self._held, None
         store, self._store = self._store, None
-        if handler is not None:
-            within.stop(handler)
+        if held is not None:
+            held.let_go()
         if store is not None:
             store.close()

@@ -122,7 +122,7 @@ def opened(address: EtcdAddress, *, prefix: str = "", keep_s: float = KEEP_S) ->
 
     Raises:
         StoreUnavailableError: Etcd does not answer.
-        SystemExit: 64, where what answers has no version 2 of the API.
+        SystemExit: 64, where what answers has no version 2 of the API, and never had.
     """
     store = EtcdStore(address, timeout_s=_TIMEOUT_S, prefix=prefix, keep_s=keep_s)
     try:

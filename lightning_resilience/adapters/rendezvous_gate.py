@@ -25,7 +25,6 @@ from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import StorageRecord, run_of_circuits
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.circuit import Circuit
-from lightning_resilience.protocols.circuit_memory import Link, give_upstream
 from lightning_resilience.protocols.effects import Get
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import Dependency
@@ -36,6 +35,7 @@ from lightning_resilience.runtime.memory import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.adapters.rendezvous_connection import Connection
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
     from lightning_resilience.core.quota import Ending
     from lightning_resilience.ports import CancelToken
@@ -50,18 +50,24 @@ _ANSWERS: Final = frozenset({FailureClass.PERMANENT, FailureClass.AUTH, FailureC
 
 
 def dependencies_of(
-    options: RendezvousOptions, store: AgentStore, keys: Keys
+    options: RendezvousOptions, connection: Connection, keys: Keys
 ) -> tuple[Dependency, ...]:
     """Return what the job cannot start without: what was named, and what its workers have told.
 
+    Args:
+        options: Of this agent.
+        connection: Its connection to the job's store, and what it knows of the job's site.
+        keys: Names of the job's keys.
+
     Raises:
+        RendezvousConnectionError: The store of the rendezvous is not there.
         StoreUnavailableError: The job's store did not answer.
     """
+    store = connection.store()
     told = store.run(_told(keys))
     storage = _storage(store)
     found: dict[str, Dependency] = {}
     circuits = Keys(run_id=run_of_circuits(told, keys.run_id), incarnation="")
-    site = Link()
     for url in (*options.storage, *told.urls):
         for kind in ("read", "write"):
             name = f"{dependency_of(url)}:{kind}"
@@ -70,7 +76,7 @@ def dependencies_of(
                     options, storage, store, url=url, kind=kind, keys=circuits
                 )
                 if store.driver.site is not None:
-                    give_upstream(found[name].circuit, link=site, looks=True)
+                    connection.site.put_above(found[name].circuit)
     return tuple(found.values())
 
 

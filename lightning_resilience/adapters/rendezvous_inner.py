@@ -6,11 +6,14 @@
 private name                          where a version of torch has it no more
 ====================================  ==============================================================
 ``_state_holder.state.participants``  lost nodes are noticed when their workers' peers fail
-``_state_holder._last_sync_time``     a state that was not read yet counts as one without nodes
+``_state_holder._last_sync_time``     a state that was not read yet counts as one without nodes, and
+                                      joining ends after a while even if others are waited for
 ``_state_holder._sanitize``           a node lives as torch judges it: by the clocks of two hosts
 ``_store``                            our records have to have a store of their own
 ``_backend._store``                   a broken connection is a lost store: all join anew
-``_backend._client``                  over etcd all runs keep what agents tell each other together
+``_backend._client``                  over etcd all runs keep what agents tell each other together,
+                                      and a call that is left behind goes on
+``_rdzv_impl.client``                 the same, with the older backend over etcd
 ``_stop_heartbeats``                  a node that has left counts as present for some seconds more
 ``_bootstrap_store_info``             a node that comes later waits for an address in vain, as ever
 ====================================  ==============================================================
@@ -23,7 +26,7 @@ import datetime as dt
 import importlib
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import (
@@ -34,6 +37,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from lightning_resilience.adapters.rendezvous_calls import ASKED_S, call
+from lightning_resilience.adapters.store_connection import cut_client, no_check
 from lightning_resilience.adapters.torch_store import innermost_store
 from lightning_resilience.core import lease
 from lightning_resilience.core.joining import may_host
@@ -50,16 +55,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "address_of",
+    "cut",
     "hosts_store",
     "judge_by_own_sight",
     "make_inner",
     "members",
+    "new_client",
     "own_rounds",
     "participants",
-    "reconnect",
+    "read_at_s",
     "renew_workers_store",
+    "sever",
     "stop",
     "store_of",
+    "use_client",
     "with_own_client",
 ]
 
@@ -70,8 +79,20 @@ _AGENTS_S: Final = 60.0
 _LONG_PAST: Final = dt.timedelta(days=1)
 
 
+class _Severed:
+    """What a handler has in place of a client once it must not ask any more."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        message = f"{name}: this rendezvous was let go of, and asks nobody any more"
+        raise RendezvousConnectionError(message)
+
+
 def make_inner(
-    parameters: RendezvousParameters, name: str, options: Mapping[str, Any]
+    parameters: RendezvousParameters,
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    check: Callable[[], None] = no_check,
 ) -> RendezvousHandler:
     """Make torch's own handler.
 
@@ -79,12 +100,16 @@ def make_inner(
         parameters: What the launcher was given.
         name: Name of torch's backend.
         options: Its options.
+        check: Called before a server is made; raises where nobody wants it any more.
 
     Raises:
         RendezvousError: The store does not answer.
         ValueError: An option is one that torch does not take.
     """
-    if may_host(options, backend=name) and _is_own(parameters.endpoint):
+    is_own = may_host(options, backend=name) and _is_own(parameters.endpoint)
+    # A name that was slow to resolve: a server that comes then is one that nobody knows of.
+    check()
+    if is_own:
         # Torch compares names, and an alias is another one. Whoever comes second is a client.
         with contextlib.suppress(RendezvousConnectionError):
             return _made(parameters, name, {**options, "is_host": True})
@@ -183,28 +208,68 @@ def hosts_store(handler: RendezvousHandler) -> bool:
     return store is not None and _NO_SERVER not in repr(store)
 
 
-def reconnect(handler: RendezvousHandler) -> bool:
-    """Give a handler a new client of the same server, where that can be reached.
+def new_client(handler: RendezvousHandler) -> Callable[[], TCPStore] | None:
+    """Return what makes a new client of the server that a handler uses; None where it has none.
 
-    The node keeps its place in the round: what the handler knows of it is not in the client.
-
-    Returns:
-        Whether the handler has a new client.
+    It may block for ever, and raises what a socket or torch raises.
     """
     store = _tcp_store(handler)
-    backend = getattr(getattr(handler, "_state_holder", None), "_backend", None)
-    if store is None or not hasattr(backend, "_store") or hosts_store(handler):
-        return False
-    address = store.host, store.port
-    try:
+    known = getattr(_backend(handler), "_store", None)
+    if store is None or known is None or isinstance(known, _Severed) or hosts_store(handler):
+        return None
+    address, timeout = (store.host, store.port), _timeout_of(store)
+
+    def connect() -> TCPStore:
         # Torch takes twice its timeout to notice that nobody listens, a plain socket no time.
         with socket.create_connection(address, _CONNECT_S):
             pass
-        fresh = TCPStore(*address, is_master=False, timeout=_timeout_of(store))
-    except (RuntimeError, OSError):
-        return False
-    handler._store = backend._store = fresh  # type: ignore[attr-defined, union-attr]
-    return True
+        return TCPStore(*address, is_master=False, timeout=timeout)
+
+    return connect
+
+
+def use_client(handler: RendezvousHandler, fresh: TCPStore) -> None:
+    """Let a handler use a client from now on.
+
+    The node keeps its place in the round: what the handler knows of it is not in the client.
+    """
+    handler._store = _backend(handler)._store = fresh  # type: ignore[attr-defined]
+
+
+def cut(handler: RendezvousHandler) -> None:
+    """End what waits for an answer on a handler's client, which is broken then.
+
+    Not where the server is in this process: no other client ever takes the place of that one.
+    """
+    store = _tcp_store(handler)
+    if store is not None and not hosts_store(handler):
+        cut_client(store)
+
+
+def sever(handler: RendezvousHandler) -> None:
+    """Let a handler ask nobody any more, from whatever thread: what is under way fails.
+
+    A request that was sent already cannot be called back. No other one follows it, also not where
+    the server comes back after hours: nothing is joined, closed or reported late.
+    """
+    places = (
+        (_backend(handler), "_store"),
+        (_backend(handler), "_client"),
+        (getattr(handler, "_rdzv_impl", None), "client"),
+    )
+    for holder, name in places:
+        if hasattr(holder, name):
+            setattr(holder, name, _Severed())
+    cut(handler)
+
+
+def _backend(handler: RendezvousHandler) -> Any:
+    return getattr(getattr(handler, "_state_holder", None), "_backend", None)
+
+
+def read_at_s(handler: RendezvousHandler) -> float:
+    """Return when the handler has read the state of the rendezvous last; 0 where unknown."""
+    return float(getattr(getattr(handler, "_state_holder", None), "_last_sync_time", 0))
 
 
 def _timeout_of(store: TCPStore) -> dt.timedelta:
@@ -222,8 +287,7 @@ def own_rounds(handler: RendezvousHandler, directory: str) -> None:
         handler: Torch's handler.
         directory: Path of the directory.
     """
-    backend = getattr(getattr(handler, "_state_holder", None), "_backend", None)
-    client = getattr(backend, "_client", None)
+    client = getattr(_backend(handler), "_client", None)
     if client is None:
         return
     # Not at the top: it imports torch's client for etcd, which not everybody has.
@@ -233,10 +297,16 @@ def own_rounds(handler: RendezvousHandler, directory: str) -> None:
 
 
 def stop(handler: RendezvousHandler) -> None:
-    """Let a handler tell no longer that its node is there. Asks nobody."""
+    """Let a handler tell no longer that its node is there.
+
+    Torch waits for the sign of life that is under way.
+
+    Raises:
+        RendezvousConnectionError: That has no answer; no other one follows it.
+    """
     halt: Callable[[], None] | None = getattr(handler, "_stop_heartbeats", None)
     if halt is not None:
-        halt()
+        call(lambda _token: halt(), within_s=ASKED_S)
 
 
 def judge_by_own_sight(

@@ -11,6 +11,7 @@ name that neither has is refused, with the nearest: a misspelt time limit is no 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -53,6 +54,8 @@ _SWITCHES: Final = {"true": True, "on": True, "1": True, "false": False, "off": 
 _KEEP_ALIVE_S: Final = 5.0
 _KEEP_ALIVE_ATTEMPTS: Final = 3.0
 _JOIN_S: Final = 600.0
+_READ_S: Final = 60.0
+_SLACK_S: Final = 5.0
 
 C = TypeVar("C")
 
@@ -125,6 +128,21 @@ class RendezvousOptions:
         """For how long a node may be silent before it counts as gone, in seconds."""
         attempts = float(self.forwarded.get("keep_alive_max_attempt", _KEEP_ALIVE_ATTEMPTS))
         return self.keep_alive_s * attempts
+
+    @property
+    def silent_s(self) -> float:
+        """For how long torch's own client may be without any answer, in seconds.
+
+        Torch needs twice its timeout to notice that nobody listens, and is to say so itself. The
+        older client over etcd shows no progress, and never blocks for long.
+        """
+        if self.inner == "etcd":
+            return math.inf
+        name, default = (
+            ("timeout", _JOIN_S) if self.inner == "static" else ("read_timeout", _READ_S)
+        )
+        timeout_s = float(self.forwarded.get(name, default))
+        return timeout_s + timeout_s + _SLACK_S
 
     @property
     def naming_s(self) -> float:

@@ -28,7 +28,7 @@ from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import Cadence, Watch
 from lightning_resilience.core.restart import lost
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.restart import News, let_through, look_around
+from lightning_resilience.protocols.restart import News, look_around, may_grow
 from lightning_resilience.runtime.system import SystemClock
 
 
@@ -90,7 +90,7 @@ class Watching:
         """Return how many nodes wait to join, as torch's agent is to see it."""
         try:
             handler = self._connection.handler()
-            waiting = handler.num_nodes_waiting()
+            waiting = self._connection.num_nodes_waiting()
         except Exception as error:
             # Torch's agent ends for any of them; and has to, where it was told to stop.
             if is_stop(error):
@@ -106,9 +106,8 @@ class Watching:
         """Tell whether nodes that wait may be let in: what they would load is well."""
         if self._growth.is_due(now_s=self._clock.now_s()):
             try:
-                store = self._connection.store()
-                dependencies = dependencies_of(self._options, store, self._memory.keys)
-                self._may_grow = store.run(let_through(dependencies))
+                found = dependencies_of(self._options, self._connection, self._memory.keys)
+                self._may_grow = self._connection.store().run(may_grow(found))
             except (StoreUnavailableError, RendezvousError) as error:
                 _log.debug("nodes that wait are not let in yet: %s", error)
                 self._may_grow = False

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 
-__all__ = ["StoreClient", "StoreConnection", "no_check"]
+__all__ = ["StoreClient", "StoreConnection", "cut_client", "no_check"]
 
 _JOIN_S = 1.0
 """How long ``close`` waits for the thread; only a thread stuck in a handshake needs longer."""
@@ -137,7 +137,7 @@ class StoreConnection(Generic[C]):
         self._open_client = open_client
         self._label = label
         self._check = check
-        self._cut = cut or _cut
+        self._cut = cut or cut_client
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         # Reentrant because the garbage collector may close another connection at any allocation.
         self._guard = threading.RLock()
@@ -278,7 +278,7 @@ def _closed_error(label: str) -> StoreUnavailableError:
     return StoreUnavailableError(f"the connection to {label} is closed; open a new one")
 
 
-def _cut(client: object) -> None:
+def cut_client(client: object) -> None:
     """Shut down the client's socket, so that the operation blocked on it fails now.
 
     Torch offers no way to interrupt a client, but names its file descriptor in its ``repr``. A

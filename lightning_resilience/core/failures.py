@@ -125,7 +125,7 @@ STATUS_FAMILIES: dict[int, FailureClass] = {4: FailureClass.PERMANENT, 5: Failur
 
 CANCELLED_NAMES = frozenset((
     "KeyboardInterrupt", "SystemExit", "GeneratorExit", "SIGTERMException", "CancelledError",
-    "PeerInterruption",
+    "PeerInterruption", "SignalException",
 ))  # fmt: skip
 
 NAMES = _table({

@@ -11,7 +11,7 @@ rank for itself, so all come to the same file or the same error:
 ``"last"``      files with the last one's     a start from the beginning, on all ranks
                 name, in the directories of
                 the checkpoint callbacks
-``"hpc"``       ``hpc_ckpt_<n>.ckpt`` in the  an error
+``"hpc"``       ``hpc_ckpt_<n>.ckpt`` in the  the same: every job has a first start
                 Trainer's root directory
 None            the same under SLURM; then    what Lightning does without
                 what was saved on an

@@ -6,7 +6,8 @@ Of what waits there another rank knows by a verdict. It may have missed one that
 read (``core.store_loss``), and they do not know that it has: whoever decided by what it has been
 told would wait alone, or be waited for in vain. So nobody does. A run waits wherever it has made an
 operation that may have left something behind, which lock-step makes the same on all ranks. Where
-all is well that costs it one joint operation, at its end.
+all is well that costs it one joint operation, at its end. A rank that does not come to it fails
+nothing: the run is over.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from lightning_resilience.core.outcome import FailureClass
 from lightning_resilience.core.spool import DEFERRABLE
 from lightning_resilience.core.store_loss import is_deferred
+from lightning_resilience.errors import StoreError
 
 
 if TYPE_CHECKING:
     from lightning_resilience.core.records import FinalRecord
-    from lightning_resilience.errors import JointUnavailableError
+    from lightning_resilience.errors import JointError
 
 
-__all__ = ["RunEnd", "is_deaf", "rest_of"]
+__all__ = ["RunEnd", "is_lost", "refusal_in", "rest_of"]
 
 _LEAVES_SOMETHING: Final = DEFERRABLE - {"exists"}
 
@@ -59,14 +62,25 @@ def rest_of(final: FinalRecord) -> str:
     return "" if is_deferred(final) else final.detail
 
 
-def is_deaf(error: JointUnavailableError, *, rank: int) -> bool:
-    """Tell whether only this rank cannot hear how the wait has ended.
+def is_lost(error: JointError) -> bool:
+    """Tell whether ranks did not find each other at the end: they were late, deaf, or are gone.
 
-    Nothing that all ranks do together follows on it, so that is no reason to fail a run that has
-    come to its end. Another one where ranks are lost: somebody must see that.
+    That is no reason to fail a run that has come to its end: training waits for none of them any
+    more. Whoever is gone has failed by itself, and its launcher sees that.
 
     Args:
-        error: What the wait has raised.
-        rank: This rank.
+        error: What a wait at the end has raised.
     """
-    return error.lost_ranks == (rank,)
+    return error.outcome == FailureClass.LOST.value
+
+
+def refusal_in(error: JointError) -> Exception | None:
+    """Return what this rank's own work has met, where only the others could not be told.
+
+    Args:
+        error: What a wait at the end has raised, where ranks did not find each other.
+    """
+    cause = error.__cause__
+    if not isinstance(cause, Exception) or isinstance(cause, StoreError):
+        return None
+    return cause

@@ -25,6 +25,9 @@ the same record and the same states, whose "hosts" are jobs::
   again: the first of them sees the others appear.
 * **The site's circuit has no ramp.** A ramp asks for results, and one job that is ill by itself
   would reopen it for all. Each job has a ramp of its own.
+* **What a store has lost is over.** Whoever makes the site's record anew makes it closed, however
+  it was when that process has seen it last: that may be long ago, and jobs that are still ill vote
+  again. Only what a person holds open stays so.
 * **Whose probe failed may pass over the next one**, by the dice: a job with a broken link would
   otherwise keep the site open for all, if its looks always came first.
 
@@ -37,7 +40,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from lightning_resilience.core import breaker_record
+from lightning_resilience.core.breaker_record import BreakerState
 from lightning_resilience.core.detour import ProbeShare
 
 
@@ -53,9 +59,11 @@ __all__ = [
     "PROBES",
     "SITE_RUN",
     "Lookout",
+    "is_for_good",
     "look_again_s",
     "name_at_site",
     "needs_look",
+    "outlived",
     "reason_of",
     "site_config",
     "watch",
@@ -102,6 +110,39 @@ def needs_look(view: BreakerView | None, config: BreakerConfig, *, now_s: float)
     """
     is_fresh = breaker_record.is_fresh(view, max_age_s=config.view_max_age_s, now_s=now_s)
     return not is_fresh or view is None or not breaker_record.passes(view.record)
+
+
+def is_for_good(record: BreakerRecord) -> bool:
+    """Tell whether what a process has seen of a site's record holds however old it is.
+
+    Args:
+        record: As it was.
+
+    Returns:
+        True where a person holds the circuit open: only a person lets it go.
+    """
+    return record.state == BreakerState.FORCED_OPEN.value
+
+
+def outlived(seen: BreakerRecord, config: BreakerConfig) -> BreakerRecord:
+    """Return what is still true of a site's record where its store has lost it.
+
+    Args:
+        seen: The record, as one process has seen it last, however long ago.
+        config: Its configuration.
+
+    Returns:
+        The very record where a person holds it open; otherwise one that lets calls through.
+    """
+    if is_for_good(seen):
+        return seen
+    return msgspec.structs.replace(
+        seen,
+        state=BreakerState.CLOSED.value,
+        limit=config.max_concurrent,
+        open_s=config.open_for_s,
+        failures=0,
+    )
 
 
 def look_again_s(config: BreakerConfig, *, draw: float) -> float:

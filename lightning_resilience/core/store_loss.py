@@ -19,8 +19,9 @@ Why no rank waits long for one that has deferred, although they cannot talk:
 So a rank waits for at most two such times, and looks, after the first has deferred. What one rank
 may still miss is a verdict that another had read before. A failure is told by rank 0 to all, as
 soon as there is a store again (``protocols.joint_deferred``). A success must be nothing to miss: no
-rank may decide by it what all have to do alike. So the answer to a question is what all ranks know
-wherever they know one, and a run ends alike for all of them (``core.run_end``).
+rank may decide by it what all have to do alike. So a run ends alike for all (``core.run_end``).
+Whether a name is taken, a rank answers as the others were told, but for one that the run has used
+and freed again: there its books may name another file than theirs.
 
 Only rank 0's saves to its spool are deferred, and what belongs to them: questions, links, removals.
 What all ranks need the same answer to (a load, a pause) has no other way, and waits.
@@ -338,10 +339,10 @@ def known_answer(name: str, *, saved: bool, names: frozenset[str] | None) -> str
 
 
 def answer_of(final: FinalRecord, *, known: str) -> str:
-    """Return whether a checkpoint exists, as text: the same on a rank that has missed the verdict.
+    """Return whether a checkpoint exists, as text.
 
     Args:
         final: How the question has ended.
         known: What all ranks know of it by themselves.
     """
-    return known if is_deferred(final) or known == str(True) else final.detail
+    return known if is_deferred(final) else final.detail

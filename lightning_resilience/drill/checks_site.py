@@ -13,7 +13,9 @@ I2 SiteHistory      a change of any breaker's record that is no legal transition
 I3 JobsEnd          a job that is still there long after the last fault
 I7 QuietSite        more asked of the site while all is well than a read for each old view
 I11 HeldBySite      a call, by who looks at the site, long after its circuit has opened
-I11 NotHurt         a call that takes long because of the site's store, where nothing else is ill
+I11 HeldInVain      a job's circuit that is opened because of the site's by who makes no call then
+I11 NotHurt         a call that takes long because of the site's store, where nothing else is ill;
+                    and a probe that is not sent because it took too long to ask the site
 ==================  ================================================================================
 
 What a process has just read may be a little old, and whoever has stood still, or does not reach the
@@ -26,9 +28,10 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from lightning_resilience.core.breaker import passes
 from lightning_resilience.core.breaker_record import LEGAL, BreakerState
-from lightning_resilience.core.events import SiteLost, SiteReturned
+from lightning_resilience.core.events import ProbeEnded, SiteLost, SiteReturned
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.core.site import SITE_RUN
+from lightning_resilience.drill import scenario as given
 from lightning_resilience.drill.observer import Observer
 from lightning_resilience.errors import DrillFailedError
 
@@ -47,7 +50,7 @@ SITE_CHECKS: Final = {
     "I2": ("SiteQuorum", "SiteHistory"),
     "I3": ("JobsEnd",),
     "I7": ("QuietSite",),
-    "I11": ("HeldBySite", "NotHurt"),
+    "I11": ("HeldBySite", "HeldInVain", "NotHurt"),
 }
 """Names of the checks by promise."""
 
@@ -75,13 +78,15 @@ class SiteChecks(Observer):
         self._site_run = f"lr/{SITE_RUN}/"
         self._record: BreakerRecord | None = None
         self._open_since_s: float | None = None
-        self._probed: set[int] = set()
+        self._probed: set[tuple[str, int]] = set()
         self._ill: set[str] = set()
         self._ill_at_s: dict[str, float] = {}
         self._is_blind: set[Process] = set()
         self._was_blind_at_s: dict[str, float] = {}
         self._asked: dict[Process, int] = {}
-        self._has_ever_gone = False
+        self._calling: set[Process] = set()
+        self._has_made_it: set[Process] = set()
+        self._has_ever_opened = False
         self.observers = (self,)
 
     def _fail(self, check: str, what: str) -> NoReturn:
@@ -110,19 +115,25 @@ class SiteChecks(Observer):
         record = decode(BreakerRecord, store.cells.values[key], key=key)
         former = None if before is None else decode(BreakerRecord, before, key=key)
         if former is not None:
-            self._check_history(key, former, record)
+            self._check_history(key, former, record, is_sites=is_sites)
         if is_sites:
             self._site_wrote(now_s, former, record)
+            if former is None:
+                self._has_made_it.add(process)
         else:
-            self._job_wrote(now_s, self._world.job_of(process), record)
+            self._job_wrote(now_s, process, record)
 
     def site_went(self) -> None:
         """Note that the site's store is away, and all that was in it maybe with it."""
-        self._has_ever_gone = True
         self._record, self._open_since_s = None, None
 
     def emitted(self, now_s: float, process: Process, event: Event) -> None:
         """Note who does not reach the site, as it says."""
+        if isinstance(event, ProbeEnded):
+            self._check_asked_in_time(process, event)
+        elif self._world.is_agent(process):
+            # It makes no calls, and lets nobody through.
+            return
         if isinstance(event, SiteLost):
             self._is_blind.add(process)
         elif isinstance(event, SiteReturned):
@@ -133,7 +144,7 @@ class SiteChecks(Observer):
         """Note that a job is ill no longer than it is there."""
         del what
         job = self._world.job_of(process)
-        alive = (each.is_alive for each in self._world.processes if self._world.job_of(each) == job)
+        alive = (each.is_alive for each in self._world.workers(job))
         if job in self._ill and not any(alive):
             self._ill.discard(job)
             self._ill_at_s[job] = now_s
@@ -152,14 +163,34 @@ class SiteChecks(Observer):
             what = f"{process.name} calls, and the site's circuit is open since {open_s:.1f} s"
             self._fail("I11 HeldBySite", what)
 
+    def operation_began(self, now_s: float, operation: Operation) -> None:
+        """Note who calls."""
+        del now_s
+        self._calling.add(operation.process)
+
     def operation_ended(self, now_s: float, operation: Operation) -> None:
         """Look at how long a call has taken where nothing but the site can have held it."""
+        self._calling.discard(operation.process)
         lasted_s = now_s - operation.began_at_s
-        if not self._world.plan.faults and lasted_s > _LONGEST_CALL_S:
+        if lasted_s > _LONGEST_CALL_S and not self._has_a_reason(operation.process):
             what = f"{operation.process.name} has waited {lasted_s:.1f} s, and storage is well"
             self._fail("I11 NotHurt", what)
 
     # What follows from it -------------------------------------------------------------------------
+
+    def _has_a_reason(self, process: Process) -> bool:
+        """Tell whether a call may take long, because of what goes wrong, or others have found."""
+        ranks = {each.rank for each in self._world.workers(self._world.job_of(process))}
+        return self._has_ever_opened or any(
+            _concerns(fault, host=process.host.number, ranks=ranks)
+            for fault in self._world.plan.faults
+        )
+
+    def _check_asked_in_time(self, process: Process, event: ProbeEnded) -> None:
+        was_paused = process.woken_at_s != _NEVER_S or process in self._has_made_it
+        if event.detail.startswith("this process was paused") and not was_paused:
+            what = f"{process.name} has asked the site for so long that its probe was not sent"
+            self._fail("I11 NotHurt", what)
 
     def _goes_alone(self, process: Process, now_s: float) -> bool:
         """Tell whether a job may have been let through by one of its own that saw no site."""
@@ -178,12 +209,17 @@ class SiteChecks(Observer):
         if passes(record):
             self._open_since_s = None
             return
+        self._has_ever_opened = True
         if self._open_since_s is None:
             self._open_since_s = now_s
-        if former is not None and passes(former) and not record.reason.startswith("rebuilt"):
+        if former is None or passes(former):
             self._check_quorum(now_s)
 
-    def _job_wrote(self, now_s: float, job: str, record: BreakerRecord) -> None:
+    def _job_wrote(self, now_s: float, process: Process, record: BreakerRecord) -> None:
+        job = self._world.job_of(process)
+        if record.upstream and process not in self._calling:
+            what = f"{process.name} opens the circuit of {job} for the site's, and does not wait"
+            self._fail("I11 HeldInVain", what)
         if job in self._ill:
             self._ill_at_s[job] = now_s
         if passes(record) or record.upstream:
@@ -192,8 +228,11 @@ class SiteChecks(Observer):
             self._ill.add(job)
             self._ill_at_s[job] = now_s
 
-    def _check_history(self, key: str, former: BreakerRecord, record: BreakerRecord) -> None:
-        is_rebuilt = record.reason.startswith("rebuilt")
+    def _check_history(
+        self, key: str, former: BreakerRecord, record: BreakerRecord, *, is_sites: bool
+    ) -> None:
+        # What was seen in a site's store that is no more is no news.
+        is_rebuilt = record.reason.startswith("rebuilt") and not is_sites
         states = BreakerState(former.state), BreakerState(record.state)
         is_same = record.epoch == former.epoch and record.state == former.state
         is_next = record.epoch == former.epoch + 1 and states in LEGAL
@@ -217,10 +256,12 @@ class SiteChecks(Observer):
         if record.state == BreakerState.OPEN.value:
             what = f"{process.name} probes for its job, {open_s:.1f} s after the site's has opened"
             self._fail("I1 OneSiteProbe", what)
-        if record.epoch in self._probed:
+        # A store that came back empty may count anew.
+        epoch = (record.store_id, record.epoch)
+        if epoch in self._probed:
             what = f"{process.name} sends the second probe of epoch {record.epoch}"
             self._fail("I1 OneSiteProbe", what)
-        self._probed.add(record.epoch)
+        self._probed.add(epoch)
 
     # The end --------------------------------------------------------------------------------------
 
@@ -237,8 +278,19 @@ class SiteChecks(Observer):
             return
         views = _CLOCKS * self._world.agenda.now_s / plan.breaker.view_max_age_s + 1
         for process in self._world.processes:
-            most = min(views, plan.calls) + _FIRST_LOOK if self._world.looks(process) else 0
+            looks = views if self._world.is_agent(process) else min(views, plan.calls)
+            most = looks + _FIRST_LOOK if self._world.looks(process) else 0
             asked = self._asked.get(process, 0)
             if asked > most:
                 what = f"{process.name} has asked the site {asked} times, and {most:.0f} are enough"
                 self._fail("I7 QuietSite", what)
+
+
+def _concerns(fault: given.Fault, *, host: int, ranks: set[int]) -> bool:
+    match fault:
+        case given.StoragePartition():
+            return host in fault.hosts
+        case given.Crash() | given.Pause():
+            return not ranks.isdisjoint(fault.ranks)
+    # Storage is everybody's.
+    return True

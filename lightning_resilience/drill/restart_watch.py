@@ -15,7 +15,7 @@ from lightning_resilience.core.restart import lost
 from lightning_resilience.drill.restart_plan import GRACE_S, KEEP_ALIVE_S
 from lightning_resilience.errors import StoreError
 from lightning_resilience.protocols.effects import Get, Now
-from lightning_resilience.protocols.restart import News, let_through, look_around
+from lightning_resilience.protocols.restart import News, look_around, may_grow
 
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class AgentWatch:
         now_s: float = yield Now()
         if self._growth.is_due(now_s=now_s):
             try:
-                self._may_grow = yield from let_through(self._agent.dependencies())
+                self._may_grow = yield from may_grow(self._agent.dependencies())
             except StoreError:
                 self._may_grow = False
         return self._may_grow

@@ -25,7 +25,9 @@ __all__ = ["SitePlan", "last_fault_s", "random_site"]
 
 
 _DEAD_VOTER: Final = 0.1
+_OLD_NEWS: Final = 0.05
 _OFTEN: Final = 5
+_OFTEN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +39,16 @@ class SitePlan:
         processes: How many processes each has; the first looks at the site for all.
         calls: How many calls each of them makes.
         every_s: Time between two calls of one process, in seconds, about.
+        seldom: How much longer that is for a process that looks at the site, which makes as many
+            calls fewer.
         starts_s: When each job starts, in seconds.
         breaker: Options of the circuits.
         clocks: How clocks differ.
         site: The site's store; ``timeout_s`` is how long a process waits for it.
         gone: When the site's store is away: from, for how long (in seconds), and whether it comes
             back empty.
+        when_open: Whether a call waits where a circuit is open, or is refused.
+        grows: Whether nodes wait to be let into each job: then its agent looks now and then.
         faults: What else goes wrong; ranks of a crash or a pause count through all jobs.
     """
 
@@ -50,11 +56,14 @@ class SitePlan:
     processes: int = 1
     calls: int = 4
     every_s: float = 10.0
+    seldom: int = 1
     starts_s: tuple[float, ...] = (0.0, 0.0)
     breaker: BreakerConfig = field(default_factory=lambda: BreakerConfig(window_s=300.0))
     clocks: given.Clocks = field(default_factory=given.Clocks)
     site: given.Store = field(default_factory=lambda: given.Store(timeout_s=0.5))
     gone: tuple[tuple[float, float, bool], ...] = ()
+    when_open: str = "wait"
+    grows: bool = False
     faults: tuple[given.Fault, ...] = ()
 
     def __str__(self) -> str:
@@ -81,19 +90,25 @@ def random_site(dice: SeededDice) -> SitePlan:
     jobs, processes = chance.choice((2, 2, 3, 3, 4)), chance.choice((1, 1, 2, 3))
     starts_s = tuple(chance.choice((0.0, chance.uniform(0, 60))) for _ in range(jobs))
     quorum = chance.choice((2, 2, 2, 3, 1))
-    if chance.random() < _DEAD_VOTER:
+    rare = chance.random()
+    if rare < _OLD_NEWS:
+        return _old_news(chance)
+    if rare < _OLD_NEWS + _DEAD_VOTER:
         return _dead_voter(chance)
-    every_s = chance.choice((1.0, 10.0, 40.0, 200.0))
+    every_s = chance.choice((1.0, _OFTEN_S, 40.0, 200.0))
     return SitePlan(
         jobs=jobs,
         processes=processes,
         calls=chance.randint(2, 8) * (_OFTEN if every_s == 1 else 1),
         every_s=every_s,
+        seldom=chance.choice((1, 1, 8)) if every_s == _OFTEN_S else 1,
         starts_s=starts_s,
         breaker=BreakerConfig(window_s=300.0, site_quorum=quorum),
         clocks=given.Clocks(rate=chance.choice((1.0, 1.0, 1.2))),
         site=_store(chance),
         gone=_gone(chance),
+        when_open=chance.choice(("wait", "wait", "raise")),
+        grows=chance.choice((False, True)),
         faults=_faults(chance, jobs=jobs, ranks=jobs * processes),
     )
 
@@ -112,11 +127,34 @@ def _dead_voter(chance: Random) -> SitePlan:
     )
 
 
+def _old_news(chance: Random) -> SitePlan:
+    """Draw a job that has stood still since the site's circuit was open, and a site that forgot.
+
+    The last of the jobs begins when nothing is left of that, and the one before it when storage is
+    ill already.
+    """
+    forgot_s = chance.uniform(450, 700)
+    return SitePlan(
+        jobs=4,
+        processes=2,
+        calls=3,
+        starts_s=(0.0, 0.0, 25.0, forgot_s + 5.0),
+        gone=((forgot_s, 2.0, True),),
+        faults=(
+            given.Outage(at_s=0.0, for_s=90.0),
+            given.Pause(at_s=chance.uniform(40, 90), ranks=(4,), for_s=forgot_s + 20.0),
+        ),
+    )
+
+
 def _store(chance: Random) -> given.Store:
+    # There and back, it takes up to 0.45 s of the half second that there is.
+    latency_s = chance.choice((given.Store().latency_s, chance.uniform(0.05, 0.225)))
     if chance.random() < 0.7:  # noqa: PLR2004 - most sites lose nothing
-        return given.Store(timeout_s=0.5)
+        return given.Store(timeout_s=0.5, latency_s=latency_s)
     return given.Store(
         timeout_s=0.5,
+        latency_s=latency_s,
         lost_requests=chance.choice((0.0, 0.05)),
         lost_answers=chance.choice((0.0, 0.05, 0.2)),
         late_requests=chance.choice((0.0, 0.02)),

@@ -26,10 +26,16 @@ from lightning_resilience.drill.trace import Story
 from lightning_resilience.drill.virtual import Agenda, HostClock, SeededDice
 from lightning_resilience.errors import ResilienceError
 from lightning_resilience.protocols.circuit import Circuit
-from lightning_resilience.protocols.circuit_memory import Link, give_detour, give_upstream
+from lightning_resilience.protocols.circuit_memory import (
+    KnownSite,
+    Link,
+    give_detour,
+    give_upstream,
+)
 from lightning_resilience.protocols.effects import Draw, Sleep
 from lightning_resilience.protocols.guard import GuardedCall, guard
 from lightning_resilience.protocols.probe import Patience
+from lightning_resilience.protocols.restart import Dependency, may_grow
 
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ __all__ = ["DEPENDENCY", "SiteWorld"]
 DEPENDENCY: Final = "drill://storage:write"
 
 _STORE_PATIENCE_S: Final = 5.0
+_LOOKS_EVERY_S: Final = 5.0
 # A call that hangs is abandoned after this time, so three of them fit into a window.
 _STALL_S: Final = 20.0
 # Longer than all that one call may wait for once the world is well.
@@ -123,7 +130,7 @@ class SiteWorld:
             over_at_s = max(last_fault_s(self.plan), self.simulator.struck_until_s)
             if next_at_s > over_at_s and not self.simulator.living:
                 break
-            bound_s = self.plan.calls * (_CALL_S + 2 * self.plan.every_s)
+            bound_s = self.plan.calls * self.plan.seldom * (_CALL_S + 2 * self.plan.every_s)
             if next_at_s > over_at_s + bound_s:
                 self.checks.never_ends(bound_s)
             agenda.step()
@@ -135,16 +142,44 @@ class SiteWorld:
 
     def looks(self, process: Process) -> bool:
         """Tell whether a process looks at the site for its job."""
-        return process.rank % self.plan.processes == 0
+        return self.is_agent(process) or process.rank % self.plan.processes == 0
+
+    def is_agent(self, process: Process) -> bool:
+        """Tell whether a process makes no calls, and looks whether nodes may be let in."""
+        return process.rank >= self.plan.jobs * self.plan.processes
 
     def _start(self, job: int) -> None:
-        for index in range(self.plan.processes):
-            rank = job * self.plan.processes + index
-            dice = SeededDice(self.seed, f"process {rank}")
-            process = Process(rank, 1, host=self._hosts[job], dice=dice)
-            process.name = f"job{job}.{index}"
-            self.processes.append(process)
+        plan = self.plan
+        for index in range(plan.processes):
+            process = self._process(job, job * plan.processes + index, name=f"job{job}.{index}")
             self.simulator.start(process, self._life(process))
+        if plan.grows:
+            agent = self._process(job, plan.jobs * plan.processes + job, name=f"job{job}.agent")
+            self.simulator.start(agent, self._watch_growth(agent))
+
+    def _process(self, job: int, rank: int, *, name: str) -> Process:
+        dice = SeededDice(self.seed, f"process {rank}")
+        process = Process(rank, 1, host=self._hosts[job], dice=dice)
+        process.name = name
+        self.processes.append(process)
+        return process
+
+    def workers(self, job: str) -> list[Process]:
+        """Return the processes of a job that make calls."""
+        return [
+            each for each in self.processes if self.job_of(each) == job and not self.is_agent(each)
+        ]
+
+    def _watch_growth(self, agent: Process) -> Protocol[None]:
+        site, job = KnownSite(), self.job_of(agent)
+        while any(each.is_alive for each in self.workers(job)):
+            # As the agent of the rendezvous does: it keeps what it knows of the site alone.
+            circuit = self._circuit(agent)
+            site.put_above(circuit)
+            operation = Operation(process=agent, kind="growth", number=0)
+            needed = Dependency(circuit=circuit, patience=self._call(operation).patience)
+            yield from may_grow((needed,))
+            yield Sleep(_LOOKS_EVERY_S)
 
     def _circuit(self, process: Process) -> Circuit:
         circuit = Circuit(
@@ -160,9 +195,13 @@ class SiteWorld:
 
     def _life(self, process: Process) -> Protocol[None]:
         circuit = self._circuit(process)
-        for number in range(1, self.plan.calls + 1):
+        plan, seldom = self.plan, self.plan.seldom
+        calls, pause_s = plan.calls * seldom, plan.every_s
+        if self.looks(process):
+            calls, pause_s = plan.calls, plan.every_s * seldom
+        for number in range(1, calls + 1):
             draw: float = yield Draw()
-            yield Sleep(self.plan.every_s * (0.5 + draw))
+            yield Sleep(pause_s * (0.5 + draw))
             operation = Operation(process=process, kind="call", number=number)
             operation.began_at_s = self.agenda.now_s
             for began in self.observers.operation_began:
@@ -185,6 +224,7 @@ class SiteWorld:
             patience=Patience(
                 probe=partial(self._submit, operation, "probe"),
                 classify=classify,
+                when_open=self.plan.when_open,
                 leads=self.looks(operation.process),
             ),
             may_go_alone=True,

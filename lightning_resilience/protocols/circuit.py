@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lightning_resilience.core import breaker, lease, window
+from lightning_resilience.core import breaker, lease, site, window
 from lightning_resilience.core.breaker import (
     AttemptFailed,
     AttemptSucceeded,
@@ -52,6 +52,7 @@ __all__ = [
     "apply_to",
     "begin",
     "current",
+    "drop_old_votes",
     "learn",
     "refresh",
     "report",
@@ -90,7 +91,10 @@ def accept(circuit: Circuit, raw: bytes | None, *, sent_at_s: float) -> Protocol
         raw = yield from _overrule(circuit, circuit.view.record, raw)
     seen_at_s: float = yield Now()
     view = learn(circuit, raw, read_at_s=sent_at_s, seen_at_s=seen_at_s)
-    return (yield from _drop_old_votes(circuit, view, seen_at_s))
+    if circuit.is_sites:
+        # Whoever looks may hold a job's probe, and has no time for more than its vote.
+        return view
+    return (yield from drop_old_votes(circuit, view, now_s=seen_at_s))
 
 
 def _store_id(circuit: Circuit) -> Protocol[str]:
@@ -108,6 +112,8 @@ def _create(circuit: Circuit) -> Protocol[bytes]:
         record = breaker.initial(circuit.config, store_id=store_id, writer=writer)
     else:
         seen = circuit.view.record
+        if circuit.is_sites:
+            seen = site.outlived(seen, circuit.config)
         yield Emit(RecordVanished(key=circuit.key, epoch=seen.epoch))
         # The slots are gone with it.
         circuit.has_slots = False
@@ -138,6 +144,8 @@ def _rename(circuit: Circuit, record: BreakerRecord, raw: bytes) -> Protocol[byt
 
 
 def _knows_less(circuit: Circuit, view: BreakerView, raw: bytes) -> bool:
+    if circuit.is_sites and not site.is_for_good(view.record):
+        return False
     return breaker.outranks(view.record, decode(BreakerRecord, raw, key=circuit.key))
 
 
@@ -153,7 +161,17 @@ def _overrule(circuit: Circuit, seen: BreakerRecord, found: bytes) -> Protocol[b
     return written.raw or found
 
 
-def _drop_old_votes(circuit: Circuit, view: BreakerView, now_s: float) -> Protocol[BreakerView]:
+def drop_old_votes(circuit: Circuit, view: BreakerView, *, now_s: float) -> Protocol[BreakerView]:
+    """Drop a vote that this process has seen for longer than ``window_s``, where there is one.
+
+    Args:
+        circuit: What this process remembers.
+        view: What it has just read.
+        now_s: Now, on this process's clock.
+
+    Returns:
+        The view after it.
+    """
     for host, sighting in circuit.votes.items():
         if lease.is_expired(sighting, lease_s=circuit.config.window_s, now_s=now_s):
             return (yield from apply(circuit, VoteDropped(host=host)))
@@ -249,6 +267,9 @@ def _ring(circuit: Circuit, before: BreakerRecord, after: BreakerRecord) -> Prot
     if after.epoch == before.epoch:
         return
     circuit.wrote = after.epoch
+    if circuit.is_sites:
+        # Nobody waits in a site's store, and whoever writes there holds a job's probe meanwhile.
+        return
     if breaker.passes(after) and before.state == BreakerState.HALF_OPEN.value:
         yield from _make_slots(circuit)
         # Order: after the record, so that whoever is woken reads it. If this process dies in

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Circuit",
     "Detour",
+    "KnownSite",
     "Limits",
     "Link",
     "Upstream",
@@ -76,6 +77,7 @@ class Circuit:
     Attributes:
         detour: The way that this process goes alone, where it has one.
         is_own: Whether this process alone uses it, in its own store.
+        is_sites: Whether it is that of a site.
         probe_share: Which of the probes that are due this process sends.
         has_slots: Whether this process has seen to it that all slots are there.
         pace_s: How long a call takes, in seconds, as the slots told at the last look, or None.
@@ -100,6 +102,7 @@ class Circuit:
         "hosts",
         "inherited",
         "is_own",
+        "is_sites",
         "key",
         "keys",
         "ledger",
@@ -158,6 +161,7 @@ class Circuit:
         self.wrote = 0
         self.probe_share = ProbeShare()
         self.is_own = False
+        self.is_sites = False
 
     def is_fresh(self, *, now_s: float) -> bool:
         """Tell whether a call may go ahead on the present view without a read."""
@@ -279,8 +283,34 @@ def give_upstream(circuit: Circuit, *, link: Link, looks: bool) -> None:
         host=circuit.keys.run_id,
         hosts=circuit.config.site_quorum,
     )
-    site.probe_share = PROBES
+    site.probe_share, site.is_sites = PROBES, True
     circuit.upstream = Upstream(site, link=link, looks=looks)
+
+
+class KnownSite:
+    """What a process knows of its site, for who makes its circuits anew. One thread.
+
+    Whether the site's store answers, and how old votes are, is known only to who has looked before.
+    """
+
+    __slots__ = ("_found", "_link")
+
+    def __init__(self) -> None:
+        self._link = Link()
+        self._found: dict[tuple[str, str], Upstream] = {}
+
+    def put_above(self, circuit: Circuit) -> None:
+        """Put a job's breaker under that of its site, which this process looks at.
+
+        Args:
+            circuit: The job's, with whatever it remembers.
+        """
+        key = (circuit.dependency, circuit.keys.run_id)
+        if key not in self._found:
+            give_upstream(circuit, link=self._link, looks=True)
+            if circuit.upstream is not None:
+                self._found[key] = circuit.upstream
+        circuit.upstream = self._found[key]
 
 
 def learn(circuit: Circuit, raw: bytes, *, read_at_s: float, seen_at_s: float) -> BreakerView:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from lightning_resilience.core import backoff
 from lightning_resilience.core.events import StoreLost, StoreReturned
+from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.waiting import VOICE_S, is_time_to_speak
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.effects import (
@@ -116,10 +117,8 @@ class _Rest:
 def _perform(effect: Effect, *, persistence: Persistence, rest: _Rest) -> Protocol[Any]:
     try:
         return (yield from _try(effect, persistence, rest))
-    except Exception:
-        raise
-    except BaseException:
-        rest.is_over = True
+    except BaseException as error:
+        rest.is_over = rest.is_over or is_stop(error) or not isinstance(error, Exception)
         raise
 
 

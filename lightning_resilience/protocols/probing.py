@@ -122,16 +122,19 @@ def _probe(
     epoch, holder = mine.epoch, mine.holder
     up, above = circuit.upstream, (yield from consult(circuit, mine))
     now_s: float = yield Now()
-    if not lease.has_time_left(
+    is_in_time = lease.has_time_left(
         claimed_at_s=claimed_at_s,
         work_s=config.probe_timeout_s,
         lease_s=config.probe_lease_s,
         now_s=now_s,
-    ):
+    )
+    if above is not None and up is not None:
+        # Also where it is too late for a probe: what stops the job's is known all the same.
+        due = is_in_time and waiting.is_probe_due(above, up.circuit.config, now_s=now_s)
+        return (yield from _probe_above(circuit, patience, mine, up=up, above=above, due=due))
+    if not is_in_time:
         detail = "this process was paused for too long after its claim"
         return ProbeReleased(epoch=epoch, holder=holder), False, detail
-    if above is not None and up is not None:
-        return (yield from _probe_above(circuit, patience, mine, up=up, above=above))
     try:
         yield Call(patience.probe, timeout_s=config.probe_timeout_s, is_leased=True)
     except GeneratorExit:
@@ -152,13 +155,18 @@ def _probe(
 
 
 def _probe_above(
-    circuit: Circuit, patience: Patience, mine: BreakerRecord, *, up: Upstream, above: BreakerView
+    circuit: Circuit,
+    patience: Patience,
+    mine: BreakerRecord,
+    *,
+    up: Upstream,
+    above: BreakerView,
+    due: bool,
 ) -> Protocol[tuple[BreakerInput, bool, str]]:
     """Send the site's probe where that is due; the job's waits as long as the site's is open."""
     epoch, holder = mine.epoch, mine.holder
     site, detail = up.circuit, f"held: {reason_of(above.record)}"
-    now_s: float = yield Now()
-    if waiting.is_probe_due(above, site.config, now_s=now_s):
+    if due:
         draw: float = yield Draw()
         is_sent = site.probe_share.sends(draw=draw)
         site.probe_share = site.probe_share.after(sent=is_sent)

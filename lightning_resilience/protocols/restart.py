@@ -33,7 +33,7 @@ from lightning_resilience.protocols.circuit import refresh
 from lightning_resilience.protocols.effects import Draw, Get, MultiGet, Nonce, Now, Sleep
 from lightning_resilience.protocols.probe import await_passage
 from lightning_resilience.protocols.shared_cell import create
-from lightning_resilience.protocols.site import heed
+from lightning_resilience.protocols.site import heed, is_held
 
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ __all__ = [
     "charge_missed",
     "let_through",
     "look_around",
+    "may_grow",
     "pass_first_gate",
     "pass_gate",
 ]
@@ -316,8 +317,24 @@ def _go(gate: Gate, closed: Closed, *, number: int) -> Protocol[GoRecord]:
     return decode(GoRecord, written.raw, key=key)
 
 
+def may_grow(dependencies: tuple[Dependency, ...]) -> Protocol[bool]:
+    """Tell whether all is well that nodes would load which wait to be let in. It only looks.
+
+    Their agents wait within the rendezvous, and those of the others not at all: a circuit that was
+    opened here would stay open until the workers need it.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    for dependency in dependencies:
+        view = yield from refresh(dependency.circuit)
+        if not breaker.passes(view.record) or (yield from is_held(dependency.circuit)):
+            return False
+    return True
+
+
 def let_through(dependencies: tuple[Dependency, ...]) -> Protocol[bool]:
-    """Tell whether all circuits let calls through now.
+    """Tell whether all circuits let calls through now, to an agent that waits where one does not.
 
     Raises:
         StoreUnavailableError: The store did not answer.

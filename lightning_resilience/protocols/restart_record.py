@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lightning_resilience.core import lease, quota
+from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.leaving import Apart, is_theirs
 from lightning_resilience.core.quota import RestartRecord, Ruling
 from lightning_resilience.core.records import decode, encode
@@ -67,7 +68,11 @@ class Mirror:
         """Return what is there; None also where that cannot be told: a job is not held up by it."""
         try:
             found: RestartRecord | None = yield Call(self._load, timeout_s=self._timeout_s)
-        except Exception:  # noqa: BLE001 - the store's own record stands without it
+        except Exception as error:
+            # Torch's launcher raises an ``Exception`` where it is told to stop.
+            if is_stop(error):
+                raise
+            # The store's own record stands without it.
             return None
         return found
 
@@ -75,8 +80,10 @@ class Mirror:
         """Write it; one that cannot be written is written with the next change."""
         try:
             yield Call(partial(self._save, record), timeout_s=self._timeout_s)
-        except Exception:  # noqa: BLE001 - as above
-            return
+        except Exception as error:
+            # As above.
+            if is_stop(error):
+                raise
 
 
 class Memory:

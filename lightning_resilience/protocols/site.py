@@ -5,6 +5,7 @@
 ::
 
     before a call, where this job's circuit lets it through   heed         at most one read per view
+    before nodes are let in, which nobody here waits for      is_held      the same
     right after this process has opened the job's circuit     tell_trip    a vote
     whoever holds the job's probe, before it asks storage     consult      a vote, or a look
 
@@ -22,7 +23,7 @@ from lightning_resilience.core.breaker import BreakerState, HeldUpstream, HostVo
 from lightning_resilience.core.breaker_record import passes
 from lightning_resilience.core.events import SiteLost, SiteReturned
 from lightning_resilience.errors import StoreError
-from lightning_resilience.protocols.circuit import apply, refresh
+from lightning_resilience.protocols.circuit import apply, apply_to, current, drop_old_votes, refresh
 from lightning_resilience.protocols.effects import (
     Add,
     AtSite,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["ask_site", "consult", "heed", "held", "tell_trip"]
+__all__ = ["ask_site", "consult", "heed", "held", "is_held", "tell_trip"]
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ _STORE_EFFECTS = (Get, MultiGet, Set, Delete, CompareAndSet, Add)
 
 def heed(circuit: Circuit) -> Protocol[None]:
     """Open the job's circuit where the site's is, before this process calls.
+
+    Only for who waits then, or calls again: nobody else would probe what it has opened.
 
     Args:
         circuit: The job's.
@@ -68,18 +71,35 @@ def heed(circuit: Circuit) -> Protocol[None]:
     if up is None or not up.looks:
         return
     if circuit.view is not None and not passes(circuit.view.record):
-        # Whoever holds the probe looks at the site.
-        return
-    now_s: float = yield Now()
-    if not core.needs_look(up.circuit.view, up.circuit.config, now_s=now_s):
-        return
-    view = yield from ask_site(up, _look(up))
+        # Whoever holds the probe looks at the site. But what this process has seen may be over.
+        own = yield from current(circuit)
+        if not passes(own.record):
+            return
+    view = yield from _new_look(up)
     if view is None:
         return
     if not passes(view.record):
         yield from apply(circuit, (yield from held(circuit, view.record)))
     elif up.circuit.host in view.record.votes:
         yield from _withdraw(circuit, up)
+
+
+def is_held(circuit: Circuit) -> Protocol[bool]:
+    """Tell whether the site's circuit is open, for who does not wait for it.
+
+    Nothing is written to the job's: a circuit that is opened needs somebody who comes to probe it.
+
+    Args:
+        circuit: The job's.
+
+    Returns:
+        False also where the site cannot be asked.
+    """
+    up = circuit.upstream
+    if up is None or not up.looks:
+        return False
+    view = yield from _new_look(up)
+    return view is not None and not passes(view.record)
 
 
 def tell_trip(circuit: Circuit) -> Protocol[None]:
@@ -93,7 +113,7 @@ def tell_trip(circuit: Circuit) -> Protocol[None]:
         return
     if view.record.state == BreakerState.OPEN.value and not view.record.upstream:
         circuit.wrote = 0
-        yield from ask_site(up, _vote(up, view.record))
+        yield from ask_site(up, _vote(up, view.record, insists=True))
 
 
 def consult(circuit: Circuit, mine: BreakerRecord) -> Protocol[BreakerView | None]:
@@ -173,13 +193,32 @@ def _at_site(effect: Effect) -> Protocol[Any]:
     return (yield effect)
 
 
+def _new_look(up: Upstream) -> Protocol[BreakerView | None]:
+    """Look at the site where the last look is old; None where it is not, or nothing is known."""
+    now_s: float = yield Now()
+    if not core.needs_look(up.circuit.view, up.circuit.config, now_s=now_s):
+        return None
+    return (yield from ask_site(up, _tidy_look(up)))
+
+
+def _tidy_look(up: Upstream) -> Protocol[BreakerView]:
+    view = yield from _look(up)
+    now_s: float = yield Now()
+    return (yield from drop_old_votes(up.circuit, view, now_s=now_s))
+
+
 def _look(up: Upstream) -> Protocol[BreakerView]:
     view = yield from refresh(up.circuit)
     up.lookout = core.watch(up.lookout, view)
     return view
 
 
-def _vote(up: Upstream, record: BreakerRecord) -> Protocol[BreakerView]:
+def _vote(up: Upstream, record: BreakerRecord, *, insists: bool = False) -> Protocol[BreakerView]:
+    """Vote, unless the site's circuit is open already.
+
+    Who holds the job's probe does not insist: it has time for one write, and votes again at the
+    next one where another job was faster.
+    """
     view = yield from _look(up)
     if not passes(view.record):
         return view
@@ -191,7 +230,10 @@ def _vote(up: Upstream, record: BreakerRecord) -> Protocol[BreakerView]:
         reason=f"the circuit of {site.host} opened: {record.reason}",
         witnessed=core.witnessed(up.lookout, site.config, now_s=now_s),
     )
-    return (yield from apply(site, vote))
+    if insists:
+        return (yield from apply(site, vote))
+    yield from apply_to(site, view, vote)
+    return site.view or view
 
 
 def _withdraw(circuit: Circuit, up: Upstream) -> Protocol[None]:

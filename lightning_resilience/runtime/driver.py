@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from lightning_resilience.core.events import StoreLost
+from lightning_resilience.core.incident import is_stop
 from lightning_resilience.errors import CallTimeoutError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.store_effects import STORE_OPERATIONS, store_performers
@@ -131,7 +132,7 @@ class Driver:
             try:
                 value = self._perform(effect, hurry=hurry)
             except BaseException as error:  # noqa: BLE001 - every failure belongs to the protocol
-                hurry = hurry or not isinstance(error, Exception)
+                hurry = hurry or is_stop(error) or not isinstance(error, Exception)
                 advance = partial(protocol.throw, error)
             else:
                 advance = partial(protocol.send, value)

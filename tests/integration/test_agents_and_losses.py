@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,15 +55,21 @@ def test_the_host_of_the_store_comes_back(agents: Make) -> None:
     assert [each.cause for each in record.charges] == ["failed", "left"]
 
 
-def test_the_host_of_the_store_never_comes_back(agents: Make) -> None:
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["killed", "frozen"])
+def test_the_host_of_the_store_never_comes_back(agents: Make, *, is_frozen: bool) -> None:
     """The other agent ends when it was enough, and says that a scheduler may try again."""
     conf = {"keep_alive_max_attempt": 2, "read_timeout": 1, "join_timeout": 4}
     job = agents(conf=conf)
     job.start_all()
     job.until_start(1)
 
-    job.kill(0)
+    if is_frozen:
+        # It accepts, and answers nobody.
+        os.kill(job.agents[0].pid, signal.SIGSTOP)
+    else:
+        job.kill(0)
     code = job.agents[1].wait(150)
+    job.kill(0)
 
     assert code == 160
     reason = job.reason(1)

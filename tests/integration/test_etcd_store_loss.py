@@ -248,6 +248,35 @@ def test_what_is_no_etcd_is_an_outage() -> None:
         thread.join(HANG_S)
 
 
+def test_a_proxy_that_has_lost_etcd_is_an_outage_where_etcd_has_answered() -> None:
+    """What was told as a mistake at the beginning ends no agent in the middle of its job."""
+    body = b'{"node":{"value":"there"}}'
+    good = b"HTTP/1.1 200 OK\r\nX-Etcd-Index: 7\r\nContent-Length: 26\r\n\r\n" + body
+    lost = b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\noops"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for reply in (lost, good, lost, lost):
+                client, _ = listener.accept()
+                with client:
+                    client.recv(10_000)
+                    client.sendall(reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        address = EtcdAddress(host="127.0.0.1", port=listener.getsockname()[1])
+        first, later = (EtcdStore(address, timeout_s=HANG_S) for _ in range(2))
+        with pytest.raises(ConfigError, match="--enable-v2"):
+            first.lease()
+        first.lease()
+        for store in (first, later):
+            with pytest.raises(StoreUnavailableError, match="404 'oops'"):
+                store.lease()
+        thread.join(HANG_S)
+        first.close()
+        later.close()
+
+
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate for the loopback that signs itself, with its key in the same folder."""

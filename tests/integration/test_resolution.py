@@ -483,12 +483,14 @@ def test_under_slurm_the_best_one_is_tested_where_nothing_was_left(
     assert trainer.ckpt_path == f"{job.folder}/step=4.ckpt"
 
 
-def test_the_schedulers_checkpoint_is_an_error_where_there_is_none(
+def test_the_schedulers_checkpoint_is_an_error_where_it_is_to_be_tested(
     resuming: Callable[..., Job],
 ) -> None:
-    """Who asks for it wants no start from the beginning."""
+    """A model without its weights has no score that anybody wants."""
+    trainer = make_trainer(resuming(resume=None))
+
     with pytest.raises(ValueError, match=r"no hpc_ckpt_<n>\.ckpt"):
-        fit(resuming(resume="hpc"))
+        trainer.test(EvaluatedModel(), make_data(2), ckpt_path="hpc", verbose=False)
 
 
 def test_a_torn_one_of_the_schedulers_gives_way_to_the_one_before(

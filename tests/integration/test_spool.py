@@ -504,6 +504,71 @@ def test_no_rank_waits_for_storage(ranks: int, warm_python: WarmPython, tmp_path
         assert (report["patched"], report["threads"], report["handlers"]) == ([], [], [])
 
 
+@pytest.mark.multiprocess
+def test_at_a_bound_all_ranks_wait_for_longer_than_the_process_group(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """None is in a collective meanwhile, and both checkpoints are there in the end."""
+    plan = FaultPlan.write(tmp_path / "plan", outage(name="step=", lasting_s=8.0))
+    job = Job(
+        folder=f"faulty://{tmp_path}/checkpoints",
+        group_timeout_s=5.0,
+        options={**SPOOL, "spool": {"spool_max_items": 1}, "joint": {"joint_timeout_s": 4.0}},
+    )
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port, plan=plan)
+        reports = running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], running.told()
+    assert running.names() == job.expected
+    assert "1 checkpoints wait already (spool_max_items=1)" in running.ranks[0].text()
+    assert "waiting since" in running.ranks[1].text()
+
+
+class Late(Callback):
+    """Has rank 0 do something by itself at the end of training, as an export would.
+
+    Args:
+        for_s: For how long, in seconds.
+    """
+
+    def __init__(self, for_s: float) -> None:
+        self._for_s = for_s
+
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
+        """Take the time."""
+        if trainer.is_global_zero:
+            time.sleep(self._for_s)
+
+
+def come_late(for_s: float, trainer: Any) -> None:
+    """Give the Trainer that callback."""
+    trainer.callbacks.append(Late(for_s))
+
+
+@pytest.mark.multiprocess
+def test_a_rank_that_comes_late_to_its_end_fails_nothing(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Training is over, and all checkpoints are there; what is said is a warning."""
+    joint = {"joint_timeout_s": 2.5}
+    job = Job(
+        folder=f"faulty://{tmp_path}/checkpoints",
+        options={**SPOOL, "joint": joint},
+        before=partial(come_late, 3 * joint["joint_timeout_s"]),
+    )
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port)
+        reports = running.wait()
+
+    assert [report["code"] for report in reports] == [0, 0], running.told()
+    assert running.names() == job.expected
+    for process in running.ranks:
+        assert "The run has come to its end all the same" in process.text(), running.told()
+
+
 def kill_at_the_end(trainer: Any) -> None:
     """Let rank 0 be killed once it has spooled its second checkpoint."""
     trainer.callbacks.append(KillsItself())

@@ -4,7 +4,8 @@
 
 ``fsspec/s3fs#786``, ``mosaicml/composer#3140``: reads fail in the middle, on one rank only; the
 others are in a collective by then. Wrapped in retries of its own, each outer one repeated all inner
-ones.
+ones. That the attempts of an outage stay within the budget is in ``test_inner_retries`` and
+``test_budget_ranks``.
 """
 
 from __future__ import annotations

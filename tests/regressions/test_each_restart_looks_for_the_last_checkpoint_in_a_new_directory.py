@@ -71,3 +71,26 @@ def test_a_directory_that_stays_is_nothing_to_tell(
     assert told(caplog) == []
     assert first.ckpt_path is None
     assert str(second.ckpt_path).endswith("last.ckpt")
+
+
+def test_the_first_start_of_a_requeued_job_is_no_error(
+    tmp_path: Path, spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scheduler's checkpoint is there from the second start on; plain Lightning raises."""
+    assert spool.exists()
+    checkpoint = {"dirpath": str(tmp_path / "checkpoints")}
+    job = Job(
+        folder="",
+        ranks=1,
+        checkpoint=checkpoint,
+        trainer={"default_root_dir": str(tmp_path), "logger": False},
+        resume="hpc",
+    )
+
+    first = fit(job)
+    first.save_checkpoint(tmp_path / "hpc_ckpt_1.ckpt")
+    second = fit(job)
+
+    assert "so all ranks start from the beginning" in caplog.text
+    assert (first.ckpt_path, first.global_step) == (None, job.steps)
+    assert str(second.ckpt_path).endswith("hpc_ckpt_1.ckpt")

@@ -1,6 +1,10 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""C05: an error inside ``with fs.open(...)`` published what was written up to it."""
+"""C05: an error inside ``with fs.open(...)`` published what was written up to it.
+
+The other half of the case, an upload in parts of which one fails, is tried part by part in
+``test_s3_upload`` and ``test_early_upload``.
+"""
 
 from __future__ import annotations
 

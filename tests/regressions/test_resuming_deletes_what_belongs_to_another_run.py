@@ -3,7 +3,8 @@
 """C30: to resume deletes checkpoints that belong to another run.
 
 ``Lightning-AI/pytorch-lightning#11379``: the guards (the same directory, not the file that was
-resumed) look at local paths only; a remote one is always removed.
+resumed) look at local paths only; a remote one is always removed. What a run does in a directory
+that is not its own is in ``test_retention``.
 """
 
 from __future__ import annotations

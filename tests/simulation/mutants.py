@@ -266,8 +266,8 @@ _PROBE = (
         edits=(
             _edit(
                 "protocols/probing.py",
-                "    if not lease.has_time_left(\n",
-                "    if False and not lease.has_time_left(\n",
+                "    if not is_in_time:\n",
+                "    if not is_in_time and False:\n",
             ),
         ),
         found_by=("I1",),
@@ -328,10 +328,10 @@ _PROBE = (
                 "protocols/circuit.py",
                 "    seen_at_s: float = yield Now()\n"
                 "    view = learn(circuit, raw, read_at_s=sent_at_s, seen_at_s=seen_at_s)\n"
-                "    return (yield from _drop_old_votes",
+                "    if circuit.is_sites:\n",
                 "    seen_at_s: float = yield Now()\n"
                 "    view = learn(circuit, raw, read_at_s=sent_at_s, seen_at_s=sent_at_s)\n"
-                "    return (yield from _drop_old_votes",
+                "    if circuit.is_sites:\n",
             ),
         ),
         found_by=("I1",),
@@ -2198,8 +2198,8 @@ _SITES = (
         edits=(
             _edit(
                 "protocols/site.py",
-                "    if up is None or not up.looks:\n",
-                "    if up is None:\n",
+                "    if up is None or not up.looks:\n        return\n",
+                "    if up is None:\n        return\n",
             ),
         ),
         found_by=("I7",),
@@ -2245,6 +2245,64 @@ _SITES = (
             ),
         ),
         found_by=("I3",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="what was seen of the site outlives its store",
+        story="the circuit was open when somebody looked last",
+        edits=(
+            _edit(
+                "core/site.py",
+                "    return record.state == BreakerState.FORCED_OPEN.value\n",
+                "    return bool(record.state)\n",
+            ),
+        ),
+        found_by=("I2",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="an agent opens the circuit for nodes that it does not let in",
+        story="what they would load is ill",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "        view = yield from refresh(dependency.circuit)\n"
+                "        if not breaker.passes(view.record) or "
+                "(yield from is_held(dependency.circuit)):\n",
+                "        yield from heed(dependency.circuit)\n"
+                "        view = yield from refresh(dependency.circuit)\n"
+                "        if not breaker.passes(view.record):\n",
+            ),
+        ),
+        found_by=("I11",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="whoever has found the circuit open looks at no site",
+        story="whoever probes looks there",
+        edits=(
+            _edit(
+                "protocols/site.py",
+                "        own = yield from current(circuit)\n"
+                "        if not passes(own.record):\n"
+                "            return\n",
+                "        return\n",
+            ),
+        ),
+        found_by=("I11",),
+        of_sites=True,
+    ),
+    Mutant(
+        name="whoever probes tidies the site up first",
+        story="an old vote is no evidence",
+        edits=(
+            _edit(
+                "protocols/circuit.py",
+                "    if circuit.is_sites:\n        # Whoever looks",
+                "    if False:\n        # Whoever looks",
+            ),
+        ),
+        found_by=("I11",),
         of_sites=True,
     ),
 )

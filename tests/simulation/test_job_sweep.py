@@ -169,6 +169,7 @@ CASES = (
             "SiteReturned",
             "the site's probe succeeded",
             "the site's probe failed",
+            "the policy is not to wait",
         ),
         plant=called_without_a_look,
         found_by="I11 HeldBySite",

@@ -211,17 +211,17 @@ class _Choice:
             if choice.seen is not None:
                 return choice.seen, None
             is_overridden = is_overridden or choice.is_overridden
-        if marker.asked == Search.HPC.value and not is_overridden:
-            message = (
-                'ckpt_path="hpc": there is no hpc_ckpt_<n>.ckpt in '
-                f"{self.trainer.default_root_dir}. Pass the path of a checkpoint."
-            )
-            raise ValueError(message)
+        missing = "last checkpoint yet"
+        if marker.asked == Search.HPC.value:
+            missing = f"hpc_ckpt_<n>.ckpt in {self.trainer.default_root_dir} yet"
+            if not is_overridden and not is_fitting(self.trainer):
+                message = f'ckpt_path="hpc": there is no {missing}. Pass the path of a checkpoint.'
+                raise ValueError(message)
         if self.trainer.is_global_zero:
             _log.warning(
                 "ckpt_path=%r: there is no %s, so all ranks start from the beginning.",
                 marker.asked,
-                "checkpoint that can be loaded" if is_overridden else "last checkpoint yet",
+                "checkpoint that can be loaded" if is_overridden else missing,
             )
         return None, None
 

@@ -36,11 +36,11 @@ from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import left_behind
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.run_end import is_deaf, rest_of
+from lightning_resilience.core.run_end import is_lost, refusal_in, rest_of
 from lightning_resilience.core.shards import Saving
 from lightning_resilience.core.spool import flush_s, plan_for
 from lightning_resilience.core.spooled import SpoolEntry, may_be_spooled, why_saves_wait
-from lightning_resilience.errors import CorruptCheckpointError, JointUnavailableError
+from lightning_resilience.errors import CorruptCheckpointError, JointError
 
 
 if TYPE_CHECKING:
@@ -121,9 +121,12 @@ class Flushing:
 
         try:
             told = session.on_rank_zero("flush", self._root, wait, is_guarded=False)
-        except JointUnavailableError as error:
-            if not is_deaf(error, rank=session.member.rank):
+        except JointError as error:
+            if not is_lost(error):
                 raise
+            refused = refusal_in(error)
+            if refused is not None:
+                raise refused from error
             _log.warning("%s The run has come to its end all the same.", error)
             if spooling is not None:
                 spooling.flush(ends_at_s - session.driver.clock.now_s())

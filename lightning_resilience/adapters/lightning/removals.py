@@ -24,6 +24,7 @@ from lightning_resilience.core.events import CheckpointRemoved, CheckpointRetain
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.retention import Decision
+from lightning_resilience.core.run_end import is_lost
 from lightning_resilience.core.save_failures import is_outage
 from lightning_resilience.errors import JointError, ResilienceError
 from lightning_resilience.protocols.effects import Call
@@ -241,7 +242,8 @@ def carry_out_the_rest(session: Session, told: str) -> None:
         told: What rank 0 has told of it.
 
     Raises:
-        JointError: The same on every rank; not where storage is as ill as it was.
+        JointError: The same on every rank; not where storage is as ill as it was, nor where ranks
+            have ended already.
     """
     if not told:
         return
@@ -252,5 +254,5 @@ def carry_out_the_rest(session: Session, told: str) -> None:
         session.on_rank_zero("clear up", rest.url, alone.removals.carry_out, retry=retry)
     except JointError as error:
         # Then it is named, with all that is left.
-        if not is_outage(error):
+        if not is_outage(error) and not is_lost(error):
             raise

@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous import (
 from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous_inner as within
 from lightning_resilience.adapters.rendezvous import create_handler
 from lightning_resilience.adapters.rendezvous_connection import Connection
+from lightning_resilience.adapters.rendezvous_held import HeldHandler
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.core.store_address import EtcdAddress, parse_etcd_url
 from lightning_resilience.errors import ConfigError, StoreUnavailableError
@@ -133,12 +134,11 @@ def test_a_handler_keeps_its_place_where_only_the_records_were_away(
     """A new one would be another node, and wait until the one before is forgotten."""
     parameters = RendezvousParameters("resilient", "127.0.0.1:1", "job", 1, 1)
     connection = Connection(parameters, RendezvousOptions(inner=inner), named_store=None)
-    handler: Any = SimpleNamespace()
-    connection._handler = handler
+    held = connection._held = HeldHandler(SimpleNamespace(), silent_s=1.0)  # type: ignore[arg-type]
 
     connection.failed(error)
 
-    assert (connection._handler is handler) == is_kept
+    assert (connection._held is held) == is_kept
 
 
 def test_rounds_name_themselves_apart() -> None:

@@ -173,7 +173,9 @@ def test_a_handler_whose_connection_broke_keeps_its_place(server: TCPStore, join
     assert server.port
     before = joined._store
 
-    assert within.reconnect(joined)
+    connect = within.new_client(joined)
+    assert connect is not None
+    within.use_client(joined, connect())
 
     assert joined._store is not before
     assert joined.num_nodes_waiting() == 0
@@ -185,8 +187,11 @@ def test_a_handler_without_a_server_has_no_new_client() -> None:
     host = TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True, wait_for_workers=False)
     inner = handler(host.port)
     del host
+    connect = within.new_client(inner)
+    assert connect is not None
 
-    assert not within.reconnect(inner)
+    with pytest.raises(ConnectionRefusedError):
+        connect()
 
 
 def test_process_groups_of_two_rounds_do_not_share_a_store(joined: Any) -> None:

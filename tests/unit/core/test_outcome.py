@@ -248,6 +248,7 @@ LIBRARY_ERRORS = [
     (asyncio.CancelledError(), F.CANCELLED),
     (concurrent.futures.CancelledError(), F.CANCELLED),
     (foreign("SIGTERMException", SystemExit), F.CANCELLED),
+    (foreign("SignalException", Exception), F.CANCELLED),
 ]
 
 

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lightning_resilience.core.records import FinalRecord
-from lightning_resilience.core.run_end import RunEnd, is_deaf, rest_of
+from lightning_resilience.core.run_end import RunEnd, is_lost, refusal_in, rest_of
 from lightning_resilience.core.spool import DEFERRABLE
 from lightning_resilience.core.store_loss import deferred_final
-from lightning_resilience.errors import JointUnavailableError
+from lightning_resilience.errors import (
+    CheckpointError,
+    JointError,
+    JointUnavailableError,
+    StoreUnavailableError,
+)
 
 
 OTHERS = {"list", "load", "pause", "exists", "flush", "clear up"}
@@ -49,7 +54,23 @@ def test_the_rest_is_what_rank_0_has_told() -> None:
     assert rest_of(missed) == ""
 
 
-@pytest.mark.parametrize(("lost", "deaf"), [((2,), True), ((1,), False), ((1, 2), False)])
-def test_only_the_rank_that_cannot_hear_ends_well(*, lost: tuple[int, ...], deaf: bool) -> None:
-    """Where another one is lost, the run fails: somebody has to see to it."""
-    assert is_deaf(JointUnavailableError("gone", lost_ranks=lost), rank=2) is deaf
+@pytest.mark.parametrize(
+    ("outcome", "is_lost_to_it"), [("lost", True), ("transient", False), ("permanent", False)]
+)
+def test_only_ranks_that_do_not_find_each_other_are_no_failure(
+    *, outcome: str, is_lost_to_it: bool
+) -> None:
+    """What storage has refused fails the run; that somebody came late to its end does not."""
+    assert is_lost(JointError("flush failed", outcome=outcome)) is is_lost_to_it
+    assert is_lost(JointUnavailableError("gone", lost_ranks=(1, 2)))
+
+
+def test_what_storage_has_refused_is_not_hidden_by_a_store_that_is_gone() -> None:
+    """Nobody else could be told, so this rank says it."""
+    refused, gone = CheckpointError("refused"), StoreUnavailableError("gone")
+    told, deaf, late = (JointUnavailableError("no verdict") for _ in range(3))
+    told.__cause__, deaf.__cause__ = refused, gone
+
+    assert refusal_in(told) is refused
+    assert refusal_in(deaf) is None
+    assert refusal_in(late) is None

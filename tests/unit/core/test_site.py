@@ -14,9 +14,11 @@ from lightning_resilience.core.breaker import BreakerConfig, BreakerState, Break
 from lightning_resilience.core.lease import Sighting
 from lightning_resilience.core.site import (
     Lookout,
+    is_for_good,
     look_again_s,
     name_at_site,
     needs_look,
+    outlived,
     reason_of,
     site_config,
     watch,
@@ -171,3 +173,20 @@ def test_a_job_that_is_held_says_what_the_site_says() -> None:
 def test_the_sites_breaker_has_a_name_of_its_own() -> None:
     """Events of the job's breaker and of the site's can be told apart."""
     assert name_at_site("s3://bucket:write") == "s3://bucket:write@site"
+
+
+@pytest.mark.parametrize("state", list(BreakerState))
+def test_a_lost_store_leaves_nothing_but_what_a_person_holds_open(
+    state: BreakerState,
+) -> None:
+    """Every other state lets calls through again, with the first open wait ahead of it."""
+    last = msgspec.structs.replace(RECORD, state=state.value, epoch=7, open_s=60.0, limit=0)
+
+    left = outlived(last, SITE)
+
+    is_held = state is BreakerState.FORCED_OPEN
+    assert is_for_good(last) == is_held
+    assert (left is last) == is_held
+    assert breaker.passes(left) != is_held
+    assert left.epoch == 7
+    assert is_held or (left.open_s, left.limit) == (SITE.open_for_s, SITE.max_concurrent)

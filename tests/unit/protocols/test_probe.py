@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from lightning_resilience.core.breaker import BreakerConfig
 from lightning_resilience.core.events import DependencyAwaited, ProbeEnded, ProbeStarted
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 FOREVER_S = 1e9
 INTERRUPTION = KeyboardInterrupt()
+TOLD_TO_STOP = SignalException("told to stop", signal.SIGTERM)
 
 
 def waiter(mine: Circuit, waiting: Patience, *, deadline_at_s: float = FOREVER_S) -> Protocol[Any]:
@@ -229,16 +232,17 @@ def test_a_prober_paused_before_it_sends_does_not_send() -> None:
     assert dependency.probes[0][0] >= paused[0] + CONFIG.probe_lease_s
 
 
-def test_an_interrupted_prober_gives_the_permit_back() -> None:
-    """Ctrl-C in the middle of the probe passes, and leaves an open circuit without a holder."""
+@pytest.mark.parametrize("interruption", [INTERRUPTION, TOLD_TO_STOP], ids=["ctrl-c", "launcher"])
+def test_an_interrupted_prober_gives_the_permit_back(interruption: BaseException) -> None:
+    """An interruption of the probe passes, and leaves an open circuit without a holder."""
     world, _, tasks = outage(ranks=1, heals_at_s=0.0)
     world.fault = lambda _task, _index, effect: (
-        Interrupt(INTERRUPTION) if is_probe(effect) else None
+        Interrupt(interruption) if is_probe(effect) else None
     )
 
     world.run(limit_s=100)
 
-    assert tasks[0].error is INTERRUPTION
+    assert tasks[0].error is interruption
     assert (record(world).state, record(world).holder) == ("open", "")
 
 

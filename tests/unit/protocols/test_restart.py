@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from lightning_resilience.core import quota
 from lightning_resilience.core.exit_codes import ExitCode
@@ -38,7 +40,7 @@ from lightning_resilience.protocols.restart import (
 from lightning_resilience.protocols.restart_record import Memory, Mirror
 from tests import scenes
 from tests.scenes import circuit, patience, put
-from tests.scripted_driver import Away, Crash, Fault, Lost, Pause, Task, World, run
+from tests.scripted_driver import Away, Crash, Fault, Interrupt, Lost, Pause, Task, World, run
 
 
 if TYPE_CHECKING:
@@ -669,6 +671,25 @@ def test_a_mirror_that_fails_holds_up_nobody() -> None:
 
     assert isinstance(result, GoRecord)
     assert len(record(world).charges) == 1
+
+
+@pytest.mark.parametrize("is_load", [True, False], ids=["load", "save"])
+def test_an_agent_that_is_told_to_stop_at_its_mirror_stops(*, is_load: bool) -> None:
+    """What torch's launcher raises for a signal is no failure of the storage."""
+    kept, world = Kept(), World()
+    told = SignalException("told to stop", signal.SIGTERM)
+    mirror = kept.mirror()
+    wanted = mirror._load if is_load else mirror._save
+
+    def fault(_task: Task, _index: int, effect: Any) -> Fault | None:
+        work = getattr(effect, "work", None)
+        return Interrupt(told) if wanted in {work, getattr(work, "func", None)} else None
+
+    world.fault = fault
+    task = world.spawn(pass_gate(gate(memory=Memory(keys(), mirror=mirror))))
+    world.run()
+
+    assert task.error is told
 
 
 def test_a_record_that_cannot_be_read_is_an_error_and_not_a_restart() -> None:

@@ -21,9 +21,10 @@ from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.core.site import SITE_RUN, name_at_site
 from lightning_resilience.protocols import effects as fx
-from lightning_resilience.protocols.circuit import begin
+from lightning_resilience.protocols.circuit import begin, refresh
 from lightning_resilience.protocols.circuit_memory import Link, give_upstream
 from lightning_resilience.protocols.probe import Patience, await_passage
+from lightning_resilience.protocols.restart import Dependency as Needed, may_grow
 from lightning_resilience.protocols.site import heed
 from tests.scenes import CONFIG, DEPENDENCY, Dependency, assert_legal, circuit, guarded, record
 from tests.scripted_driver import Away, Crash, Fault, Task, World
@@ -212,11 +213,12 @@ def test_a_vote_of_a_job_that_has_died_is_no_evidence() -> None:
     world.run()
     world.now_s += 3600.0
     heals_at_s = world.now_s + 1000.0
-    world, _, (task,) = ill_until(heals_at_s, "b", world=world)
+    dependency = Dependency(world, heals_at_s=heals_at_s)
+    task = world.spawn(calls(member_of("b"), dependency, number=2, every_s=60.0))
 
-    world.run(limit_s=heals_at_s + 200.0)
+    world.run(limit_s=heals_at_s + 300.0)
 
-    assert task.result.value == "done"
+    assert task.error is None
     assert [entry.state for entry in site(world).history] == ["closed"]
     assert "dead" not in site(world).votes
 
@@ -382,3 +384,114 @@ def test_a_sick_reader_of_old_news_does_not_withdraw_the_vote_of_its_job() -> No
 
     assert task.ended
     assert site(world).votes == ("a",)
+
+
+def test_whoever_lets_no_nodes_in_opens_nothing_that_nobody_waits_for() -> None:
+    """An agent whose workers are well says "not now", and their circuit stays as it is."""
+    world, _, _ = ill_until(1e6, "a", "b")
+    world.run_until(60.0)
+    assert site(world).state != "closed"
+    mine, other = member_of("c"), Dependency(world)
+    needed = Needed(circuit=mine, patience=Patience(probe=other.probe, classify=classify))
+
+    task = world.spawn(may_grow((needed,)), name=5)
+    world.run_until(world.now_s + 1.0)
+
+    assert task.result is False
+    assert of_job(world, "c").state == "closed"
+
+
+def closed_after_both(world: World) -> Circuit:
+    """A process of a third job that has last seen the site open, and not called since."""
+    stale = member_of("c")
+    task = world.spawn(heed(stale), name=5)
+    world.run_until(world.now_s + 1.0)
+    assert task.ended
+    assert stale.upstream is not None
+    assert stale.upstream.circuit.view is not None
+    assert stale.upstream.circuit.view.record.state != "closed"
+    world.run(limit_s=500)
+    assert site(world).state == "closed"
+    return stale
+
+
+@pytest.mark.parametrize("is_made_by_another", [False, True])
+def test_old_news_of_a_store_that_is_no_more_opens_nothing(*, is_made_by_another: bool) -> None:
+    """Whoever comes with it a day later finds, or makes, a circuit that is closed."""
+    world, dependency, _ = ill_until(90.0, "a", "b")
+    world.run_until(60.0)
+    stale = closed_after_both(world)
+    for key in [key for key in world.values if key.startswith(f"lr/{SITE_RUN}/")]:
+        del world.values[key]
+    world.now_s += 86400.0
+    if is_made_by_another:
+        world.spawn(guarded(member_of("fresh"), dependency))
+        world.run(limit_s=1e5)
+
+    begins_at_s = world.now_s
+    task = world.spawn(calls(stale, dependency, number=2, every_s=60.0), name=6)
+    world.run(limit_s=1e5)
+
+    assert task.error is None
+    last = site(world).history[-1]
+    assert last.state == "closed"
+    assert last.reason.startswith(("created", "rebuilt"))
+    assert task.ended_at_s is not None
+    assert task.ended_at_s - begins_at_s < 125.0
+
+
+def test_what_an_operator_holds_open_is_rebuilt_where_the_store_was_lost() -> None:
+    """Also where somebody who knew nothing of it was faster."""
+    world, dependency, _ = ill_until(0.0, "a")
+    world.run()
+    held = decode(BreakerRecord, world.values[SITE_KEY], key=SITE_KEY)
+    fields = {"state": "forced_open", "epoch": held.epoch + 1, "generation": 1, "limit": 0}
+    world.values[SITE_KEY] = rewritten(held, **fields)
+    witness = member_of("c")
+    world.spawn(guarded(witness, dependency), name=5)
+    world.run_until(world.now_s + 1.0)
+    for key in [key for key in world.values if key.startswith(f"lr/{SITE_RUN}/")]:
+        del world.values[key]
+    world.spawn(guarded(member_of("fresh"), dependency), name=6)
+
+    world.run_until(world.now_s + 60.0)
+
+    assert site(world).state == "forced_open"
+
+
+def test_a_call_looks_at_the_site_where_another_has_closed_the_circuit_that_it_found_open() -> None:
+    """Its own last view was open, so it had left the look to whoever was to probe."""
+    world, _, _ = ill_until(1e6, "a", "b")
+    world.run_until(30.0)
+    stale, well = member_of("c"), Dependency(world)
+    world.spawn(begin(stale, new_incarnation=False), name=5)
+    world.run_until(world.now_s + 0.5)
+    before = of_job(world, "c")
+    world.values[stale.key] = rewritten(before, state="open", epoch=2, generation=1, limit=0)
+    world.spawn(refresh(stale), name=6)
+    world.run_until(world.now_s + 0.5)
+    world.values[stale.key] = rewritten(before, epoch=5, generation=1)
+    world.run_until(60.0)
+    assert site(world).state != "closed"
+
+    task = world.spawn(guarded(stale, well), name=7)
+    world.run_until(world.now_s + 5.0)
+
+    assert not task.ended
+    assert well.calls == []
+    assert of_job(world, "c").upstream
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_nodes_are_let_in_where_nothing_is_known_of_the_site(*, is_away: bool) -> None:
+    """A site that is well, or cannot be asked, stops no growth."""
+    world = World(fault=away_at_site) if is_away else World()
+    mine = member_of("c")
+    needed = Needed(
+        circuit=mine, patience=Patience(probe=Dependency(world).probe, classify=classify)
+    )
+
+    task = world.spawn(may_grow((needed,)))
+    world.run()
+
+    assert task.result is True

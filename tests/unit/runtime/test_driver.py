@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from lightning_resilience.core.events import Event, StoreLost, StoreReturned
 from lightning_resilience.errors import CallTimeoutError, StoreUnavailableError
@@ -728,8 +729,13 @@ def test_a_failing_wait_is_thrown_in_and_the_next_one_works(
     assert driver.run(one(fx.WaitFor("never", 0.0))) is False
 
 
+@pytest.mark.parametrize(
+    "told",
+    [StopRequested(), SignalException("told to stop", signal.SIGTERM)],
+    ids=["ours", "launcher"],
+)
 def test_last_words_do_not_wait_for_a_store_that_is_silent(
-    make_driver: Callable[..., Driver],
+    make_driver: Callable[..., Driver], told: BaseException
 ) -> None:
     """After an interruption a store that does not answer fails in under a second."""
     release = threading.Event()
@@ -740,14 +746,14 @@ def test_last_words_do_not_wait_for_a_store_that_is_silent(
             super().set(key, value)
 
     def stop(_token: CancelToken) -> None:
-        raise StopRequested
+        raise told
 
     failures: list[StoreUnavailableError] = []
 
     def protocol() -> Protocol[None]:
         try:
             yield fx.Call(stop)
-        except StopRequested:
+        except type(told):
             try:
                 yield fx.Set("last", b"words")
             except StoreUnavailableError as error:
@@ -755,7 +761,7 @@ def test_last_words_do_not_wait_for_a_store_that_is_silent(
             raise
 
     began_at_s = time.monotonic()
-    with pytest.raises(StopRequested):
+    with pytest.raises(type(told)):
         make_driver(own_store=SilentStore()).run(protocol())
     took_s = time.monotonic() - began_at_s
     release.set()

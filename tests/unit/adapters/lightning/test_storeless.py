@@ -55,16 +55,16 @@ def test_a_question_is_covered_once_every_rank_knows_the_answer() -> None:
     assert ways.answer(f"{FOLDER}/c.ckpt", DEFERRED) == "False"
 
 
-def test_a_name_that_this_run_has_used_stays_taken() -> None:
-    """Storage may say no since a removal, and a rank that has missed that answer would say yes."""
+def test_a_verdict_is_believed_before_what_is_known() -> None:
+    """Storage was asked, and a name may have been freed."""
     ways = storeless()
     ways.listed(FOLDER, told_names(["b.ckpt"]))
     ways.published([f"{FOLDER}/d.ckpt"])
     no = FinalRecord(op="exists", detail="False", writer="w")
 
-    assert ways.answer(f"{FOLDER}/b.ckpt", no) == "True"
-    assert ways.answer(f"{FOLDER}/d.ckpt", no) == "True"
-    assert ways.answer(f"{FOLDER}/c.ckpt", no) == "False"
+    assert ways.answer(f"{FOLDER}/b.ckpt", no) == "False"
+    assert ways.answer(f"{FOLDER}/d.ckpt", no) == "False"
+    assert ways.answer(f"{FOLDER}/d.ckpt", DEFERRED) == "True"
 
 
 def test_all_ranks_wait_at_the_end_once_something_may_be_left() -> None:
