@@ -32,13 +32,13 @@ from lightning_resilience.adapters.rendezvous_reports import report_exits
 from lightning_resilience.adapters.rendezvous_round import name_of_round
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
-from lightning_resilience.core.exit_codes import ExitCode, may_start_again
+from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of
-from lightning_resilience.core.leaving import broken_off, unread
-from lightning_resilience.core.quota import Ending
-from lightning_resilience.core.restart import first_contact_s, missed
+from lightning_resilience.core.leaving import Apart, broken_off, unread, used_up
+from lightning_resilience.core.restart import GoRecord, first_contact_s, missed
 from lightning_resilience.errors import ConfigError
 from lightning_resilience.protocols import restart_record
+from lightning_resilience.protocols.incarnation import Part
 from lightning_resilience.protocols.restart import (
     Gate,
     begins_anew,
@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters
 
     from lightning_resilience.adapters.agent_store import AgentStore
-    from lightning_resilience.core.restart import GoRecord, IncarnationRecord
+    from lightning_resilience.core.quota import Ending
+    from lightning_resilience.core.restart import IncarnationRecord
 
 
 __all__ = ["BACKEND", "INCARNATION", "STORE", "ResilientHandler", "create_handler"]
@@ -113,9 +114,8 @@ class ResilientHandler(RendezvousHandler):
         self._watching: Watching | None = None
         self._memory: Memory | None = None
         self._round: IncarnationRecord | None = None
-        self._node = 0
-        self._is_called = False
-        """Whether the workers are restarted because of other agents."""
+        self._part: Part | None = None
+        self._is_called = False  # Whether the workers are restarted because of other agents.
         self._left: Ending | None = None
         self._passed: tuple[Gate, GoRecord] | None = None
         self._members: frozenset[tuple[str, int]] = frozenset()
@@ -183,11 +183,8 @@ class ResilientHandler(RendezvousHandler):
         failure = failure_of(error)
         if failure is None:
             raise error
-        if failure is JoinFailure.CLOSED and self._memory is not None:
-            # Whoever ends the job for all closes the rendezvous, for those who wait in it.
-            self._remember(self._memory.keys.incarnation)
-        if failure is JoinFailure.UNREACHABLE:
-            self._look_what_is_kept()
+        if failure in {JoinFailure.CLOSED, JoinFailure.UNREACHABLE}:
+            self._look_how_it_has_ended(is_closed=failure is JoinFailure.CLOSED)
         now_s = self._clock.now_s()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=self._dice.draw())
         if pause_s is None:
@@ -205,7 +202,15 @@ class ResilientHandler(RendezvousHandler):
             self._connection.failed(error)
         self._clock.sleep(pause_s)
 
-    def _look_what_is_kept(self) -> None:
+    def _look_how_it_has_ended(self, *, is_closed: bool) -> None:
+        if is_closed and self._memory is not None:
+            # Whoever ends the job for all closes the rendezvous, for those who wait in it.
+            try:
+                self._remember(self._memory.keys.incarnation)
+            except RETRYABLE as silent:
+                _log.info("why the rendezvous is closed could not be read: %s", silent)
+            else:
+                return
         kept = kept_ending(self._options, run_id=self._run_id)
         if kept is not None:
             self._left = kept
@@ -223,7 +228,7 @@ class ResilientHandler(RendezvousHandler):
         there = within.participants(self._connection.handler())
         gate = self._gate(memory, left=missed(over, there), is_failure=not self._is_called)
         passed = store.run(pass_gate(gate))
-        if isinstance(passed, Ending):
+        if not isinstance(passed, GoRecord):
             self._leave(passed)
         self._passed = gate, passed
         _log.info(
@@ -270,10 +275,11 @@ class ResilientHandler(RendezvousHandler):
         names = self._connection.names(info)
         found = name_of_round(info, store, names, options=self._options, before=before)
         self._look_who_is_here(store)
-        # Order: before the look at the record, so that whoever leaves there says which node it is.
-        self._round, self._node = found, info.rank
+        # Order: its number first, for who leaves at that look; the round last, for who fails in it,
+        # and would tell at the gate how other workers have ended as if they were of this start.
+        self._part = Part(start=found, node=info.rank)
         memory = self._remember(found.incarnation)
-        self._is_called = False
+        self._round, self._is_called = found, False
         self._watching = Watching(
             self._connection, self._options, memory=memory, begun=found, dice=self._dice
         )
@@ -355,10 +361,10 @@ class ResilientHandler(RendezvousHandler):
             return True
         return self._connection.shut_down()
 
-    def _ending(self) -> Ending | None:
+    def _ending(self) -> Ending | Apart | None:
         """Return how the job has ended; None where it has ended well, or not for all."""
-        memory, over = self._memory, self._round
-        if memory is None or over is None:
+        memory, part = self._memory, self._part
+        if memory is None or part is None:
             return None
         store = self._connection.store()
         record = store.run(restart_record.read(memory))
@@ -366,29 +372,23 @@ class ResilientHandler(RendezvousHandler):
             return record.ending
         # Torch's own limit is reached: it asks for no other rendezvous.
         self._pass_gate()
-        reason = (
-            f"Workers of node {self._node} have failed, and torch restarts none there any more: "
-            "its --max-restarts is used up. Raise it; restart_quota counts for the whole job."
-        )
-        ending = Ending(code=ExitCode.DEAD_LETTERED, reason=reason, incarnation=over.incarnation)
+        ending = used_up(part.node, incarnation=part.start.incarnation)
         return store.run(restart_record.end(memory, ending))
 
     def _end(self, ending: Ending) -> NoReturn:
-        """End the job for all, and leave."""
+        """End the job for all, where it is this agent's to end, and leave."""
+        how: Ending | Apart = ending
         if self._memory is not None:
             try:
-                ending = self._connection.store().run(restart_record.end(self._memory, ending))
+                how = self._connection.store().run(restart_record.end(self._memory, ending))
             except RETRYABLE as error:
                 _log.warning("the other agents could not be told of the end: %s", error)
-        self._leave(ending)
+        self._leave(how)
 
-    def _leave(self, ending: Ending) -> NoReturn:
+    def _leave(self, how: Ending | Apart) -> NoReturn:
         """Leave with a status, and say why."""
-        self._left = ending
-        if not may_start_again(ending.code):
-            self.set_closed()
-        nodes = 1 if self._round is None else self._round.nodes
-        leave(self._connection, ending, options=self._options, node=self._node, nodes=nodes)
+        self._left = how.ending if isinstance(how, Apart) else how
+        leave(self._connection, how, options=self._options, part=self._part)
 
     def _stop(self, sign: signal.Signals) -> NoReturn:
         """Leave because a signal says so; with the job's own status where this has left already."""

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NoReturn
 from lightning_resilience.adapters.reason_file import write_reason
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE
 from lightning_resilience.adapters.rendezvous_reports import report_stop
-from lightning_resilience.core.leaving import told_to_stop
-from lightning_resilience.protocols.incarnation import acknowledge, await_acknowledged
+from lightning_resilience.core.exit_codes import may_start_again
+from lightning_resilience.core.leaving import Apart, told_to_stop
+from lightning_resilience.protocols.incarnation import take_leave
 
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
     from lightning_resilience.core.keys import Keys
     from lightning_resilience.core.quota import Ending
+    from lightning_resilience.protocols.incarnation import Part
 
 
 __all__ = ["leave", "leave_alone", "leave_told"]
@@ -37,31 +39,32 @@ _log = logging.getLogger(__name__)
 
 
 def leave(
-    connection: Connection, ending: Ending, *, options: RendezvousOptions, node: int, nodes: int
+    connection: Connection, how: Ending | Apart, *, options: RendezvousOptions, part: Part | None
 ) -> NoReturn:
     """Leave with a status, and say why.
 
     Args:
         connection: To the job's store.
-        ending: How the job has ended.
+        how: How the job has ended, or with what this agent leaves one that goes on.
         options: Of this agent.
-        node: Number of this node in the round.
-        nodes: How many nodes have part in it.
+        part: What part this agent had in a start of the workers last; None where it never had.
 
     Raises:
         SystemExit: Always, with the ending's status.
     """
-    _say(ending, options, run_id=connection.run_id)
+    if isinstance(how, Apart):
+        _leave_apart(how.ending, options, run_id=connection.run_id)
+    _say(how, options, run_id=connection.run_id)
+    if not may_start_again(how.code):
+        connection.set_closed()
     try:
         store = connection.store()
-        keys = store.keys(ending.incarnation)
-        store.run(acknowledge(keys, node))
-        if connection.hosts_store:
-            linger_s = options.restart.linger_s
-            store.run(await_acknowledged(keys, nodes, linger_s=linger_s))
+        hosts_store, linger_s = connection.hosts_store, options.restart.linger_s
+        keys = store.keys("")
+        store.run(take_leave(keys, part, hosts_store=hosts_store, linger_s=linger_s))
     except RETRYABLE as error:
         _log.debug("the store has gone already: %s", error)
-    raise SystemExit(int(ending.code))
+    raise SystemExit(int(how.code))
 
 
 def leave_told(
@@ -105,3 +108,10 @@ def leave_alone(ending: Ending, *, options: RendezvousOptions, run_id: str) -> N
 def _say(ending: Ending, options: RendezvousOptions, *, run_id: str) -> None:
     _log.error("the job has ended with status %d: %s", ending.code, ending.reason)
     write_reason(options.termination_log, ending, run_id=run_id)
+
+
+def _leave_apart(ending: Ending, options: RendezvousOptions, *, run_id: str) -> NoReturn:
+    """Leave without a word to those who train, and with the rendezvous as open as it was."""
+    _log.error("leaving alone, with status %d: %s", ending.code, ending.reason)
+    write_reason(options.termination_log, ending, run_id=run_id)
+    raise SystemExit(int(ending.code))

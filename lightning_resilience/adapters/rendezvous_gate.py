@@ -28,7 +28,7 @@ from lightning_resilience.protocols.circuit import Circuit
 from lightning_resilience.protocols.effects import Get
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import Dependency
-from lightning_resilience.protocols.restart_record import Memory, Mirror
+from lightning_resilience.protocols.restart_record import Mirror
 from lightning_resilience.runtime.memory import MemoryStore
 
 
@@ -151,9 +151,6 @@ def mirror_of(options: RendezvousOptions, store: AgentStore) -> Mirror | None:
 def kept_ending(options: RendezvousOptions, *, run_id: str) -> Ending | None:
     """Return how a job has ended that a person has to release, as shared storage has kept it.
 
-    For an agent that finds no store: the one that hosts it has left with that, and before this one
-    came. None also where nothing is kept, or nobody can tell.
-
     Args:
         options: Of this agent.
         run_id: Name of the run.
@@ -162,7 +159,6 @@ def kept_ending(options: RendezvousOptions, *, run_id: str) -> Ending | None:
         return None
     store = AgentStore(MemoryStore(), run_id=run_id)
     try:
-        memory = Memory(store.keys(""), mirror=mirror_of(options, store))
-        return store.run(restart_record.read(memory)).ending
+        return store.run(restart_record.kept(mirror_of(options, store)))
     finally:
         store.close()

@@ -14,7 +14,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.incarnation import ROUND_KEY, announce, name_round, read_name
+from lightning_resilience.protocols.incarnation import (
+    ROUND_KEY,
+    announce,
+    name_for,
+    name_round,
+    read_name,
+)
 
 
 if TYPE_CHECKING:
@@ -56,7 +62,10 @@ def name_of_round(
         if info.rank == 0:
             others = [f"{_HERE}{rank}" for rank in range(1, info.world_size)]
             _await(names, others, nodes=info.world_size, within_s=options.naming_s)
-            found = names.run(name_round(nodes=info.world_size, before=before))
+            record = names.run(name_for(nodes=info.world_size, before=before))
+            # Order: nobody begins before it is named, and then all can see that it is there.
+            store.run(announce(store.keys(""), record))
+            found = names.run(name_round(record))
             store.run(announce(store.keys(""), found))
             return found
         _await(names, [ROUND_KEY], nodes=info.world_size, within_s=options.named_s)

@@ -58,7 +58,9 @@ def cause_of(incident: IncidentRecord | None, *, left: int, is_called: bool = Fa
     if incident is None:
         return Cause.GROWN
     if incident.kind == IncidentKind.SIGNAL.value:
-        return Cause.LEFT if left and is_called else Cause.PREEMPTED
+        # An agent tells it of a node that was taken away: that one is missed, and is free.
+        is_own = not incident.by_agent
+        return Cause.LEFT if left and is_called and is_own else Cause.PREEMPTED
     if incident.kind == IncidentKind.KILLED.value:
         return Cause.KILLED
     if incident.failure == FailureClass.PERMANENT.value:

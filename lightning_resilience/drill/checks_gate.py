@@ -45,7 +45,7 @@ __all__ = ["RESTART_CHECKS", "GateChecks"]
 RESTART_CHECKS: Final = {
     "I3": ("RestartsEnd",),
     "I4": ("OneCharge", "HonestCharges", "BoundedRestarts", "KeptCharges"),
-    "I8": ("OneGo", "OneEnding", "SameStatus"),
+    "I8": ("OneGo", "OneEnding", "OwnEnding", "OwnNumber", "SameStatus"),
     "I10": ("ClosedGate", "HeldUpByNobody"),
 }
 """Names of the checks by promise."""

@@ -15,6 +15,8 @@ I4 BoundedRestarts  more restarts within the window than the quota allows, witho
 I4 KeptCharges      a record that has forgotten what an agent that lives has seen
 I8 OneGo            agents that are told different things about one restart
 I8 OneEnding        an ending that is undone, but for one that a scheduler has heeded
+I8 OwnEnding        an agent that ends a job whose workers train in a start without it
+I8 OwnNumber        an agent that acknowledges an ending in another one's place
 ==================  ================================================================================
 """
 
@@ -87,6 +89,8 @@ class RecordChecks(Observer):
             self._record_changed(process, found, decode(RestartRecord, raw, key=key))
         elif "/incident/" in key:
             self._told_at_s.setdefault(_incarnation(key), now_s)
+        elif "/acknowledged/" in key:
+            self._acknowledged(process, key)
         elif "/go/" in key and raw is not None:
             self._agreed(now_s, key, decode(GoRecord, raw, key=key), is_new=before is None)
 
@@ -128,6 +132,7 @@ class RecordChecks(Observer):
     def _ended(self, process: Process, after: RestartRecord) -> None:
         """Look whether a job that is given up has used one of its quotas up."""
         plan, ending = self._world.plan, after.ending
+        self._ended_by(process)
         is_local = plan.torch_restarts < len(self._world.starts)
         if ending is None or ending.code != ExitCode.DEAD_LETTERED or is_local:
             return
@@ -143,6 +148,33 @@ class RecordChecks(Observer):
         if not is_used_up:
             what = f"{process.name} has given the job up, with no more than {causes}"
             self.fail("I4 HonestCharges", what)
+
+    def _ended_by(self, process: Process) -> None:
+        """Look whether workers train in a start that the one who ends the job has no part in."""
+        world = self._world
+        agents = {each.process: each for each in world.agents}
+        part = agents[process].part
+        own = "" if part is None else part.start.incarnation
+        for each in world.living:
+            start = each.start if each.place == "works" else None
+            if start is None or start.incarnation == own:
+                continue
+            for_s = world.agenda.now_s - start.began_at_s
+            # With the store all agents have lost what it said of the start.
+            if for_s > _COMES_BY_S and self.emptied_at_s < start.began_at_s:
+                what = f"{process.name}, last in {own or 'no start'}, has ended the job"
+                others = f"{start.incarnation} has trained for {for_s:.0f} s"
+                self.fail("I8 OwnEnding", f"{what}, and {others}")
+
+    def _acknowledged(self, process: Process, key: str) -> None:
+        start = self._world.starts.get(_incarnation(key))
+        if start is None:
+            # Its nodes have found, before any of them began, that the job has ended.
+            return
+        number = int(key.rsplit("/", 1)[1])
+        if number >= len(start.nodes) or start.nodes[number] != process.rank:
+            what = f"{process.name} has written {key}, and the start's nodes are {start.nodes}"
+            self.fail("I8 OwnNumber", what)
 
     def _ending_changed(
         self, process: Process, before: RestartRecord, after: RestartRecord
@@ -183,6 +215,15 @@ class RecordChecks(Observer):
                 self.fail("I4 HonestCharges", what)
         if go.cause == Cause.LEFT.value:
             self._restarted(now_s, go, incarnation)
+            self._left(incident, incarnation, told_s=told_s)
+
+    def _left(self, incident: IncidentRecord | None, incarnation: str, *, told_s: float) -> None:
+        """Look whether a loss of nodes that costs something is one that nobody has asked for."""
+        if incident is None or not incident.by_agent or told_s <= _JUST_S:
+            return
+        if incident.kind == IncidentKind.SIGNAL.value:
+            what = f"an agent of {incarnation} was told to stop, and that is charged"
+            self.fail("I4 HonestCharges", what)
 
     def _restarted(self, now_s: float, go: GoRecord, incarnation: str) -> None:
         world, config = self._world, self._world.plan.restart

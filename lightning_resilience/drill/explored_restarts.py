@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.incident import IncidentRecord
-from lightning_resilience.core.quota import Ending, RestartRecord
+from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import GoRecord
 from lightning_resilience.core.restart_config import RestartConfig
@@ -24,6 +24,8 @@ from lightning_resilience.protocols.restart_record import Memory
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.core.leaving import Apart
+    from lightning_resilience.core.quota import Ending
     from lightning_resilience.drill.explored_world import State, Step
     from lightning_resilience.protocols.effects import Protocol
 
@@ -48,7 +50,7 @@ def _go(raw: bytes) -> GoRecord:
     return decode(GoRecord, raw, key=_GO)
 
 
-def _agent(quota: int) -> Protocol[GoRecord | Ending]:
+def _agent(quota: int) -> Protocol[GoRecord | Ending | Apart]:
     config = RestartConfig(settle_s=0.0, restart_quota=quota)
     return (yield from pass_gate(Gate(memory=Memory(KEYS), config=config, is_failure=True)))
 

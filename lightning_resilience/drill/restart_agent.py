@@ -9,16 +9,16 @@ torch's agent: which of it comes after which, and what follows from an exception
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from lightning_resilience.core.exit_codes import ExitCode, may_start_again
+from lightning_resilience.core.exit_codes import may_start_again
 from lightning_resilience.core.joining import JoinFailure, Joining, ending_of
+from lightning_resilience.core.leaving import Apart, told_to_stop, unread, used_up
 from lightning_resilience.core.outcome import classify
-from lightning_resilience.core.quota import Ending
-from lightning_resilience.core.restart import first_contact_s, missed
+from lightning_resilience.core.restart import GoRecord, first_contact_s, missed
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.drill.process import Operation
-from lightning_resilience.drill.restart_inner import JoinFailedError
+from lightning_resilience.drill.restart_inner import JoinFailedError, in_round
 from lightning_resilience.drill.restart_plan import GRACE_S, JOIN_S
 from lightning_resilience.drill.restart_watch import RENDEZVOUS_KEY, AgentWatch
 from lightning_resilience.drill.restart_workers import WORKERS_PER_NODE
@@ -27,7 +27,6 @@ from lightning_resilience.errors import StoreError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.circuit import Circuit
 from lightning_resilience.protocols.effects import (
-    CompareAndSet,
     Draw,
     Get,
     Nonce,
@@ -35,12 +34,12 @@ from lightning_resilience.protocols.effects import (
     Sleep,
 )
 from lightning_resilience.protocols.incarnation import (
-    ROUND_KEY,
-    acknowledge,
+    Part,
     announce,
-    await_acknowledged,
+    name_for,
     name_round,
     read_name,
+    take_leave,
 )
 from lightning_resilience.protocols.incident import publish_incident
 from lightning_resilience.protocols.probe import Patience
@@ -56,13 +55,14 @@ from lightning_resilience.protocols.transform import transform
 
 if TYPE_CHECKING:
     from lightning_resilience.core.keys import Keys
+    from lightning_resilience.core.quota import Ending
     from lightning_resilience.core.restart import IncarnationRecord
     from lightning_resilience.drill.process import Process
     from lightning_resilience.drill.restart_inner import Place
     from lightning_resilience.drill.restart_workers import Start
     from lightning_resilience.drill.restart_world import RestartWorld
     from lightning_resilience.ports import CancelToken
-    from lightning_resilience.protocols.effects import Effect, Protocol
+    from lightning_resilience.protocols.effects import Protocol
 
 
 __all__ = ["DEPENDENCIES", "Agent"]
@@ -95,6 +95,7 @@ class Agent:
     Attributes:
         place: ``begins``, ``gate``, ``joins``, ``works`` or ``gone``.
         over: The start of the workers that it had part in last; None before the first.
+        part: The same, with its number in it.
         memory: What it remembers of restarts.
         ending: With what it has left; None where it has not, or all went well.
         came_at_s: When it came to where it is, on the virtual clock.
@@ -107,6 +108,7 @@ class Agent:
         self.process = process
         self.place = "begins"
         self.over: IncarnationRecord | None = None
+        self.part: Part | None = None
         self.memory: Memory | None = None
         self.ending: Ending | None = None
         self.came_at_s = world.agenda.now_s
@@ -193,12 +195,8 @@ class Agent:
     def _pause(self, joining: Joining, failure: JoinFailure) -> Protocol[None]:
         if failure is JoinFailure.LATE:
             self.world.checks.is_late(self)
-        if failure is JoinFailure.CLOSED and self.memory is not None:
-            try:
-                yield from self._remember(self.memory.keys.incarnation)
-            except StoreError:
-                # The adapter's exception goes on through torch's agent, which ends for it.
-                raise _LeftError(_alone("the store has gone")) from None
+        if failure in {JoinFailure.CLOSED, JoinFailure.UNREACHABLE}:
+            yield from self._look_how_it_has_ended(is_closed=failure is JoinFailure.CLOSED)
         now_s: float = yield Now()
         draw: float = yield Draw()
         pause_s = joining.pause_s(failure, now_s=now_s, draw=draw)
@@ -211,6 +209,18 @@ class Agent:
             yield from self._end(ending)
         else:
             yield Sleep(pause_s)
+
+    def _look_how_it_has_ended(self, *, is_closed: bool) -> Protocol[None]:
+        if is_closed and self.memory is not None:
+            try:
+                yield from self._remember(self.memory.keys.incarnation)
+            except StoreError:
+                self.world.tell(self.process.name, "cannot read why the rendezvous is closed")
+            else:
+                return
+        found = yield from restart_record.kept(self.world.mirror())
+        if found is not None:
+            raise _LeftError(found)
 
     # The gate -------------------------------------------------------------------------------------
 
@@ -227,11 +237,11 @@ class Agent:
         left = missed(self.over, self.world.inner.there())
         gate = replace(self._gate(memory), left=left, is_failure=not self._is_called)
         passed = yield from pass_gate(gate)
-        if isinstance(passed, Ending):
-            yield from self._leave(passed)
-        else:
+        if isinstance(passed, GoRecord):
             self.world.checks.passed(self, passed)
             self.world.passed()
+        else:
+            yield from self._leave(passed)
 
     def _gate(self, memory: Memory) -> Gate:
         return Gate(memory=memory, config=self.world.plan.restart, dependencies=self.dependencies())
@@ -255,11 +265,14 @@ class Agent:
         return request
 
     def _report(self, memory: Memory) -> Protocol[None]:
-        if self.start is None or not self._has_failed:
-            return
+        if self._has_failed:
+            yield from self._report_exit(memory)
+
+    def _report_exit(self, memory: Memory) -> Protocol[None]:
+        start = cast("Start", self.start)
         node = self.process.rank
         writer: str = yield Nonce()
-        rank, status = node * WORKERS_PER_NODE, self.start.status(node)
+        rank, status = node * WORKERS_PER_NODE, start.status(node)
         offered = incident_of_exit(rank=rank, status=status, message="", writer=writer)
         yield from publish_incident(memory.keys, offered)
 
@@ -298,13 +311,15 @@ class Agent:
     def _enter(self, place: Place) -> Protocol[None]:
         before = "" if self.over is None else self.over.incarnation
         if place.rank == 0:
-            naming = name_round(nodes=len(place.nodes), before=before)
-            found = yield from transform(naming, _within(place.store))
+            mine = yield from name_for(nodes=len(place.nodes), before=before)
+            yield from announce(self._keys(""), mine)
+            found = yield from transform(name_round(mine), in_round(place.store))
             yield from announce(self._keys(""), found)
         else:
             now_s: float = yield Now()
             reading = read_name(deadline_at_s=now_s + GRACE_S)
-            found = yield from transform(reading, _within(place.store))
+            found = yield from transform(reading, in_round(place.store))
+        self.part = Part(start=found, node=place.rank)
         yield from self._remember(found.incarnation)
         self.over = found
         self._is_called = self._has_failed = False
@@ -325,69 +340,61 @@ class Agent:
                 self._is_called = True
                 return "called"
             yield Sleep(min(_MONITOR_S, max(0.0, ends_at_s - agenda.now_s) * rate))
+        if start.is_told(self.process.rank):
+            yield from self._stop()
         self._has_failed = not start.is_good
         return "failed" if self._has_failed else "done"
 
     # The end --------------------------------------------------------------------------------------
+
+    def _stop(self) -> Protocol[None]:
+        try:
+            yield from self._report_exit(cast("Memory", self.memory))
+        except StoreError:
+            self.world.tell(self.process.name, "could not tell the others that it stops")
+        raise _LeftError(told_to_stop("SIGTERM"))
 
     def _shut_down(self) -> Protocol[None]:
         try:
             ending = yield from self._ending()
         except StoreError:
             if self._has_failed:
-                raise _LeftError(_alone("torch's limit, and no store")) from None
+                raise _LeftError(unread("torch's limit, and no store")) from None
             return
         if ending is not None:
             yield from self._leave(ending)
 
-    def _ending(self) -> Protocol[Ending | None]:
-        over = cast("IncarnationRecord", self.over)
-        memory = yield from self._remember(over.incarnation)
+    def _ending(self) -> Protocol[Ending | Apart | None]:
+        part = cast("Part", self.part)
+        memory = yield from self._remember(part.start.incarnation)
         if not self._has_failed:
             return None
         self._is_at("gate")
         yield from self._pass_gate()
-        reason = "torch restarts none any more"
-        ending = Ending(code=ExitCode.DEAD_LETTERED, reason=reason, incarnation=over.incarnation)
+        ending = used_up(part.node, incarnation=part.start.incarnation)
         return (yield from restart_record.end(memory, ending))
 
     def _end(self, ending: Ending) -> Protocol[None]:
+        how: Ending | Apart = ending
         if self.memory is not None:
             try:
-                ending = yield from restart_record.end(self.memory, ending)
+                how = yield from restart_record.end(self.memory, ending)
             except StoreError:
                 self.world.tell(self.process.name, "could not tell the others of the end")
-        yield from self._leave(ending)
+        yield from self._leave(how)
 
-    def _leave(self, ending: Ending) -> Protocol[None]:
-        self.world.checks.leaves(self, ending)
-        plan, keys = self.world.plan, self._keys(ending.incarnation)
-        nodes = 1 if self.over is None else self.over.nodes
+    def _leave(self, how: Ending | Apart) -> Protocol[None]:
+        if isinstance(how, Apart):
+            self.world.tell(self.process.name, f"leaves alone: {how.ending.reason}")
+            raise _LeftError(how.ending)
+        self.world.checks.leaves(self, how)
+        linger_s, hosts_store = self.world.plan.restart.linger_s, self.process.rank == 0
         try:
-            if not may_start_again(ending.code):
+            if not may_start_again(how.code):
                 yield Get(RENDEZVOUS_KEY)
                 self.world.inner.is_closed = True
-            yield from acknowledge(keys, self.process.rank)
-            if self.process.rank == 0:
-                linger_s = plan.restart.linger_s
-                yield from await_acknowledged(keys, nodes, linger_s=linger_s)
+            keys = self._keys("")
+            yield from take_leave(keys, self.part, hosts_store=hosts_store, linger_s=linger_s)
         except StoreError:
             self.world.tell(self.process.name, "leaves, and the store has gone already")
-        raise _LeftError(ending)
-
-
-def _alone(reason: str) -> Ending:
-    return Ending(code=1, reason=reason)
-
-
-def _within(prefix: str) -> Any:  # noqa: ANN401 - what ``transform`` takes
-    """Let effects on the round's own store be performed under its prefix."""
-
-    def perform(effect: Effect) -> Protocol[Any]:
-        if isinstance(effect, Get) and effect.key == ROUND_KEY:
-            return (yield Get(prefix + effect.key))
-        if isinstance(effect, CompareAndSet) and effect.key == ROUND_KEY:
-            return (yield CompareAndSet(prefix + effect.key, effect.expected, effect.desired))
-        return (yield effect)
-
-    return perform
+        raise _LeftError(how)

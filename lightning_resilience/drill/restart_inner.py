@@ -10,18 +10,21 @@ next one, or are gone: a node is, that has given no sign of itself for long enou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.core.joining import JoinFailure
 from lightning_resilience.drill.restart_plan import GRACE_S, LAST_CALL_S
+from lightning_resilience.protocols.effects import CompareAndSet, Get
+from lightning_resilience.protocols.incarnation import ROUND_KEY
 
 
 if TYPE_CHECKING:
     from lightning_resilience.drill.process import Process
     from lightning_resilience.drill.virtual import Agenda
+    from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["Inner", "JoinFailedError", "Place"]
+__all__ = ["Inner", "JoinFailedError", "Place", "in_round"]
 
 
 class JoinFailedError(Exception):
@@ -153,3 +156,20 @@ class Inner:
         if self._is_complete and not self._members:
             self._is_complete, self._closes_at_s = False, None
             self._round += 1
+
+
+def in_round(prefix: str) -> Any:  # noqa: ANN401 - what ``transform`` takes
+    """Let effects on the round's own store be performed under its prefix: for ``transform``.
+
+    Args:
+        prefix: Of the keys of that store.
+    """
+
+    def perform(effect: Effect) -> Protocol[Any]:
+        if isinstance(effect, Get) and effect.key == ROUND_KEY:
+            return (yield Get(prefix + effect.key))
+        if isinstance(effect, CompareAndSet) and effect.key == ROUND_KEY:
+            return (yield CompareAndSet(prefix + effect.key, effect.expected, effect.desired))
+        return (yield effect)
+
+    return perform

@@ -33,6 +33,7 @@ JOIN_S: Final = 90.0
 _LARGE: Final = 0.04
 _UNEQUAL_CLOCKS: Final = 1.2
 _MANY: Final = 16
+_LONG: Final = 0.2
 
 
 class FateKind(str, Enum):
@@ -52,6 +53,8 @@ class FateKind(str, Enum):
     """A worker ends with a status, and says nothing."""
     SIGNAL = "signal"
     """Workers were told to stop, and say so."""
+    TOLD = "told"
+    """The agent of a node was told to stop: it says so, ends its workers, and leaves."""
     CALM = "calm"
     """Nothing ends it but nodes that come or leave; in the end, training does."""
 
@@ -178,8 +181,23 @@ def random_restarts(dice: SeededDice) -> RestartPlan:
         ill_after=chance.choice((0, 0, 0, chance.randint(1, 2 * nodes))),
         ill_s=chance.choice((30.0, 120.0, 250.0)),
     )
+    if chance.random() < _LONG:
+        plan = _outlasted(chance, plan)
     # So many may never be in the rendezvous at the same time where messages are lost.
     return plan if nodes < _MANY else replace(plan, store=given.Store(), launches=plan.launches % 2)
+
+
+def _outlasted(chance: Random, plan: RestartPlan) -> RestartPlan:
+    """Let workers train through an outage that lasts longer than an agent waits at the gate."""
+    outage = given.Outage(at_s=chance.uniform(5, 40), for_s=chance.uniform(150, 300))
+    comes = (chance.randrange(plan.nodes), chance.uniform(20, 80))
+    calm = Fate(kind=FateKind.CALM) if chance.random() < _LONG else Fate(after_s=400.0)
+    return replace(
+        plan,
+        fates=(calm, Fate(after_s=400.0)),
+        arrivals=(*plan.arrivals, comes),
+        faults=(*plan.faults, outage),
+    )
 
 
 def _fate(chance: Random, nodes: int) -> Fate:

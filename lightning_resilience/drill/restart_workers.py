@@ -38,7 +38,7 @@ SPEAKS: Final = frozenset({FateKind.ERROR, FateKind.SAME, FateKind.PERMANENT, Fa
 WORKERS_PER_NODE: Final = 8
 _ENDLESS_S: Final = 40.0
 _NEVER_S: Final = float("inf")
-_STATUS: Final = {FateKind.KILLED: -9, FateKind.SIGNAL: -15}
+_STATUS: Final = {FateKind.KILLED: -9, FateKind.SIGNAL: -15, FateKind.TOLD: -15}
 _ERROR_STATUS: Final = 1
 
 
@@ -73,7 +73,7 @@ class Start:
         for node in self.nodes:
             if node == self.culprit or self.is_good:
                 self.ends_at_s[node] = first_s
-            elif fate.echo_s or fate.kind is FateKind.SIGNAL:
+            elif fate.kind is FateKind.SIGNAL or (fate.echo_s and fate.kind is not FateKind.TOLD):
                 self.ends_at_s[node] = first_s + self.dice.draw() * (fate.echo_s or 1.0)
             else:
                 self.ends_at_s[node] = _NEVER_S
@@ -91,6 +91,10 @@ class Start:
     def has_failed(self, now_s: float) -> bool:
         """Tell whether workers have failed by themselves by then."""
         return self.fate.kind in FAILS and now_s >= self.ends_at_s[self.culprit]
+
+    def is_told(self, node: int) -> bool:
+        """Tell whether it ends on a node because its agent was told to stop."""
+        return self.fate.kind is FateKind.TOLD and node == self.culprit
 
     def status(self, node: int) -> int:
         """Return with which status workers of a node end."""

@@ -5,15 +5,22 @@
 ::
 
     a round of the rendezvous is complete
-        node 0      names it, write-once, in the round's own store, and announces it
+        node 0      announces it, then names it, write-once, in the round's own store
         the others  read that
     the workers     tell how far they have come, rank 0 after each verified checkpoint
-    the job ends    each agent acknowledges the ending; the one that hosts the store leaves last
+    the job ends    each agent acknowledges the ending, under its number in the start that it had
+                    part in; the one that hosts the store leaves last
+
+It is announced first, since nobody begins before it is named: whoever is about to end the job for
+all, and has no part in it, finds that there is a start of others.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from lightning_resilience.core.backoff import delay_s
 from lightning_resilience.core.records import decode, encode
@@ -35,13 +42,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ROUND_KEY",
+    "Part",
     "acknowledge",
     "announce",
     "await_acknowledged",
+    "name_for",
     "name_round",
     "present",
     "progress_of",
     "read_name",
+    "take_leave",
     "tell_progress",
 ]
 
@@ -52,28 +62,51 @@ _POLL_BASE_S: Final = 0.02
 _POLL_CAP_S: Final = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What part an agent had in a start of the workers.
+
+    Args:
+        start: The start.
+        node: Number of its node in it.
+    """
+
+    start: IncarnationRecord
+    node: int
+
+
 def present(keys: Keys) -> Protocol[IncarnationRecord | None]:
     """Return the present start of the workers; None before the first."""
     raw: bytes | None = yield Get(keys.present)
     return None if raw is None else decode(IncarnationRecord, raw, key=keys.present)
 
 
-def name_round(*, nodes: int, before: str) -> Protocol[IncarnationRecord]:
-    """Name the start of the workers that begins. On node 0 of a round, in the round's own store.
+def name_for(*, nodes: int, before: str) -> Protocol[IncarnationRecord]:
+    """Return a name for the start of the workers that begins, to be announced. On node 0.
+
+    It asks nobody: a look at the key in the round's own store would wake those who wait for it.
 
     Args:
         nodes: How many nodes have part in it.
         before: The incarnation before, as this agent knows it; empty for the first.
+    """
+    nonce: str = yield Nonce()
+    return incarnation_of(before, nodes=nodes, nonce=nonce)
+
+
+def name_round(record: IncarnationRecord) -> Protocol[IncarnationRecord]:
+    """Name the start of the workers that begins. On node 0, in the round's own store.
+
+    Args:
+        record: What was announced.
 
     Returns:
-        Its record; the one that stands, where this agent has named the round before.
+        The one that stands, to be announced once more: this agent may have named the round before.
 
     Raises:
         StoreUnavailableError: The store did not answer.
     """
-    nonce: str = yield Nonce()
-    mine = encode(incarnation_of(before, nodes=nodes, nonce=nonce))
-    written = yield from create(ROUND_KEY, mine)
+    written = yield from create(ROUND_KEY, encode(record))
     return decode(IncarnationRecord, written.raw, key=ROUND_KEY)
 
 
@@ -149,6 +182,35 @@ def progress_of(keys: Keys) -> Protocol[ProgressRecord | None]:
     """Return how far the job has come; None where nobody has told."""
     raw: bytes | None = yield Get(keys.progress)
     return None if raw is None else decode(ProgressRecord, raw, key=keys.progress)
+
+
+def take_leave(
+    keys: Keys, part: Part | None, *, hosts_store: bool, linger_s: float
+) -> Protocol[None]:
+    """Let the others read how the job has ended. On each agent that leaves with that.
+
+    Whoever had no part in any start has no number, and none of those who had waits for it: it says
+    nothing, and where it hosts the store, it waits for those of the present start.
+
+    Args:
+        keys: Names of the keys of this run.
+        part: What part this agent had last; None where it never had.
+        hosts_store: Whether the others can read only while this agent is there.
+        linger_s: How long it waits for them at most, in seconds.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
+    if part is not None:
+        yield from acknowledge(_of(keys, part.start), part.node)
+    if hosts_store:
+        start = (yield from present(keys)) if part is None else part.start
+        if start is not None:
+            yield from await_acknowledged(_of(keys, start), start.nodes, linger_s=linger_s)
+
+
+def _of(keys: Keys, start: IncarnationRecord) -> Keys:
+    return msgspec.structs.replace(keys, incarnation=start.incarnation)
 
 
 def acknowledge(keys: Keys, node: int) -> Protocol[None]:

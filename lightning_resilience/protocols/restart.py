@@ -38,6 +38,7 @@ from lightning_resilience.protocols.site import heed, is_held
 
 if TYPE_CHECKING:
     from lightning_resilience.core.keys import Keys
+    from lightning_resilience.core.leaving import Apart
     from lightning_resilience.core.restart_config import RestartConfig
     from lightning_resilience.protocols.circuit import Circuit
     from lightning_resilience.protocols.effects import Protocol
@@ -159,8 +160,10 @@ def begins_anew(keys: Keys) -> Protocol[bool]:
     return any(value is not None for value in values)
 
 
-def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
+def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending | Apart]:
     """Return once this agent may join the next rendezvous, or how the job has ended.
+
+    It ends for this agent alone where others have begun without it meanwhile.
 
     Args:
         gate: This agent's way.
@@ -189,7 +192,7 @@ def pass_gate(gate: Gate) -> Protocol[GoRecord | Ending]:
         return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))
 
 
-def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
+def pass_first_gate(gate: Gate) -> Protocol[Ending | Apart | None]:
     """Return once an agent that begins may join: nothing has ended that it would join.
 
     It may come to a job that is waiting for an ill dependency, and would wait there in vain, or
@@ -199,7 +202,7 @@ def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
         gate: This agent's way; there is no incarnation that is over.
 
     Returns:
-        How the job has ended; None where this agent may join.
+        How the job has ended, for this agent alone where others train; None where it may join.
 
     Raises:
         StoreUnavailableError: The store did not answer; the gate may be entered again.
@@ -220,7 +223,7 @@ def pass_first_gate(gate: Gate) -> Protocol[Ending | None]:
         return (yield from restart_record.end(gate.memory, _outage(gate, str(error))))
 
 
-def _last_look(gate: Gate, *, deadline_at_s: float) -> Protocol[Ending | None]:
+def _last_look(gate: Gate, *, deadline_at_s: float) -> Protocol[Ending | Apart | None]:
     """Return once all that the job shares is well; how the job has ended, where it has meanwhile.
 
     Raises:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lightning_resilience.core import lease, quota
 from lightning_resilience.core.incident import is_stop
+from lightning_resilience.core.leaving import Apart, is_theirs
 from lightning_resilience.core.quota import RestartRecord, Ruling
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.effects import Call, Get, Nonce, Now
+from lightning_resilience.protocols.incarnation import present
 from lightning_resilience.protocols.shared_cell import create, update
 
 
@@ -33,12 +35,13 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["Memory", "Mirror", "charge", "end", "look", "read", "release", "start"]
+__all__ = ["Memory", "Mirror", "charge", "end", "kept", "look", "read", "release", "start"]
 
 _ROUNDS: Final = 4
 """Each loses to a store that came back empty, or to a dozen other agents in a row."""
 
 _Rule: TypeAlias = Callable[[RestartRecord, float, str], Ruling]
+_Unless: TypeAlias = "Callable[[], Protocol[bool]]"
 
 
 class Mirror:
@@ -204,8 +207,13 @@ def charge(
     def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
         return quota.charge(config, record, closed, unchanged_s=unchanged_s, writer=writer)
 
-    unless = "" if is_joined else memory.keys.joint("go", 0)
+    unless = None if is_joined else partial(_is_agreed, memory)
     return (yield from _change(memory, rule, unless=unless))
+
+
+def _is_agreed(memory: Memory) -> Protocol[bool]:
+    raw: bytes | None = yield Get(memory.keys.joint("go", 0))
+    return raw is not None
 
 
 def start(memory: Memory) -> Protocol[Ending | None]:
@@ -220,6 +228,19 @@ def start(memory: Memory) -> Protocol[Ending | None]:
         return quota.Ruling(record=quota.started_again(record, writer=writer), number=0)
 
     return (yield from _change(memory, rule)).ending
+
+
+def kept(mirror: Mirror | None) -> Protocol[Ending | None]:
+    """Return how a job has ended that a person has to release, as it is kept besides the store.
+
+    For an agent that finds no store: the one that hosts it has left with that, and before this one
+    came. None also where nothing is kept, or nobody can tell.
+
+    Args:
+        mirror: Where the record is kept; None for nowhere.
+    """
+    found = None if mirror is None else (yield from mirror.loaded())
+    return None if found is None else quota.carried_over(found).ending
 
 
 def release(memory: Memory) -> Protocol[RestartRecord]:
@@ -243,18 +264,35 @@ def release(memory: Memory) -> Protocol[RestartRecord]:
     return (yield from _change(memory, rule)).record
 
 
-def end(memory: Memory, ending: Ending) -> Protocol[Ending]:
-    """Say how the job has ended; return how it has, maybe by another agent's word."""
+def end(memory: Memory, ending: Ending) -> Protocol[Ending | Apart]:
+    """Say how the job has ended, as an agent that had part in its present start.
+
+    Args:
+        memory: What this agent remembers; its keys are of the start that it had part in last.
+        ending: How the job has ended, as far as this agent knows.
+
+    Returns:
+        How it has ended, maybe by another agent's word; what to leave with where it has not, since
+        others train in a start without this agent.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+    """
 
     def rule(record: RestartRecord, unchanged_s: float, writer: str) -> Ruling:
         del unchanged_s
         return quota.Ruling(record=quota.ended(record, ending, writer=writer), number=0)
 
-    ruling = yield from _change(memory, rule)
-    return ruling.ending or ending
+    ruling = yield from _change(memory, rule, unless=partial(_is_not_ours, memory))
+    return ruling.ending or Apart(ending=ending)
 
 
-def _change(memory: Memory, rule: _Rule, *, unless: str = "") -> Protocol[Ruling]:
+def _is_not_ours(memory: Memory) -> Protocol[bool]:
+    there = yield from present(memory.keys)
+    return is_theirs(there, own=memory.keys.incarnation)
+
+
+def _change(memory: Memory, rule: _Rule, *, unless: _Unless | None = None) -> Protocol[Ruling]:
     for _ in range(_ROUNDS):
         ruling = yield from _try(memory, rule, unless=unless)
         if ruling is not None:
@@ -266,11 +304,11 @@ def _change(memory: Memory, rule: _Rule, *, unless: str = "") -> Protocol[Ruling
     raise StoreUnavailableError(message)
 
 
-def _try(memory: Memory, rule: _Rule, *, unless: str) -> Protocol[Ruling | None]:
+def _try(memory: Memory, rule: _Rule, *, unless: _Unless | None) -> Protocol[Ruling | None]:
     """Return the ruling that holds now; None where it has to be made anew."""
     record = yield from read(memory)
     # Order: after the record, whose very bytes are then what may be changed.
-    if unless and (yield Get(unless)) is not None:
+    if unless is not None and (yield from unless()):
         return quota.Ruling(record=record, number=quota.failures(record))
     key = memory.keys.restarts
     now_s: float = yield Now()
@@ -279,7 +317,7 @@ def _try(memory: Memory, rule: _Rule, *, unless: str) -> Protocol[Ruling | None]
 
     def change(raw: bytes, writer: str) -> bytes | None:
         there = decode(RestartRecord, raw, key=key)
-        if unless and there != record:
+        if unless is not None and there != record:
             last.clear()
             return None
         # What another agent has written meanwhile is no older than that.

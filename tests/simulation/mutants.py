@@ -1515,7 +1515,7 @@ _RESTARTS = (
         edits=(
             _edit(
                 "core/causes.py",
-                "        return Cause.LEFT if left and is_called else Cause.PREEMPTED\n",
+                "        return Cause.LEFT if left and is_called and is_own else Cause.PREEMPTED\n",
                 "        return Cause.FAILED\n",
             ),
         ),
@@ -1607,11 +1607,67 @@ _RESTARTS = (
         edits=(
             _edit(
                 "protocols/restart_record.py",
-                "    return ruling.ending or ending\n",
+                "    return ruling.ending or Apart(ending=ending)\n",
                 "    return ending\n",
             ),
         ),
         found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="who has no part in a job ends it",
+        story="it has waited for as long as anybody may",
+        edits=(
+            _edit(
+                "core/leaving.py",
+                "    return present is not None and present.incarnation != own\n",
+                "    return False\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="only who never had a part in a job leaves it alone",
+        story="an agent that was cut off is one of them",
+        edits=(
+            _edit(
+                "core/leaving.py",
+                "    return present is not None and present.incarnation != own\n",
+                "    return present is not None and not own\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="who comes has read the ending as node 0",
+        story="every agent says that it has",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    if part is not None:\n"
+                "        yield from acknowledge(_of(keys, part.start), part.node)\n",
+                "    begun = (yield from present(keys)) if part is None else part.start\n"
+                "    if begun is not None:\n"
+                "        node = 0 if part is None else part.node\n"
+                "        yield from acknowledge(_of(keys, begun), node)\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a node that was taken away is charged where it is missed first",
+        story="it has left",
+        edits=(
+            _edit(
+                "core/causes.py",
+                "        is_own = not incident.by_agent\n",
+                "        is_own = True\n",
+            ),
+        ),
+        found_by=("I4",),
         of_restarts=True,
     ),
     Mutant(

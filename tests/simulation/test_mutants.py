@@ -67,7 +67,7 @@ def test_a_mutant_is_found_and_the_package_is_not(name: str) -> None:
     """The worlds that find a bug find nothing without it."""
     (mutant,) = mutate.chosen([name])
 
-    found = mutate.hunt(mutant, worlds=40)
+    found = mutate.hunt(mutant, worlds=60)
 
     assert found.check.startswith(mutant.found_by), found.row()
     assert not mutate.fails_without(

@@ -12,7 +12,14 @@ import pytest
 from lightning_resilience.drill import restart_world
 from lightning_resilience.drill.job_kinds import RESTARTS
 from lightning_resilience.drill.restart_plan import Fate, FateKind, RestartPlan
-from lightning_resilience.drill.scenario import Crash, Outage, Pause, Store, StoreGone
+from lightning_resilience.drill.scenario import (
+    Crash,
+    Outage,
+    Pause,
+    Store,
+    StoreGone,
+    StorePartition,
+)
 
 
 if TYPE_CHECKING:
@@ -129,6 +136,43 @@ def test_one_lost_answer_after_a_long_wait_at_the_gate_ends_no_job(seed: int) ->
     plan = replace(BASE, faults=(Outage(at_s=4.0, for_s=150.0),), store=Store(lost_answers=0.02))
 
     assert 160 not in well(plan, seed).statuses
+
+
+LONG = Fate(after_s=300.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_node_that_waits_in_vain_does_not_end_the_job_of_those_who_train(seed: int) -> None:
+    """They train through the outage that it waits for, and it leaves alone."""
+    outage, arrivals = Outage(at_s=5.0, for_s=250.0), ((0, 0.0), (1, 20.0))
+
+    run = well(RestartPlan(fates=(LONG,), arrivals=arrivals, faults=(outage,)), seed)
+
+    assert run.statuses == (0, 160)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_node_that_was_cut_off_does_not_end_the_job_that_goes_on_without_it(seed: int) -> None:
+    """It comes back in an outage, and waits at the gate of a start that is over for the others."""
+    cut_off = StorePartition(at_s=10.0, hosts=(1,), for_s=45.0)
+    outage = Outage(at_s=50.0, for_s=260.0)
+
+    run = well(RestartPlan(fates=(LONG, LONG), faults=(cut_off, outage)), seed)
+
+    assert run.statuses == (0, 160)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_node_that_is_taken_away_costs_the_job_nothing(seed: int) -> None:
+    """Its agent has said so; the store is silent until the others miss it too, and it is free."""
+    silent = StoreGone(at_s=13.2, for_s=18.0, comes_back_empty=False)
+    plan = RestartPlan(nodes=3, fates=(Fate(kind=FateKind.TOLD, after_s=8.0, node=1),))
+    quotas = replace(plan.restart, membership_quota=0)
+    arrivals = ((0, 0.0), (1, 0.0), (2, 0.0))
+
+    run = well(replace(plan, restart=quotas, arrivals=arrivals, faults=(silent,)), seed)
+
+    assert run.statuses == (0, 143, 0)
 
 
 def test_an_outage_that_outlasts_the_gate_is_an_outage_on_all() -> None:

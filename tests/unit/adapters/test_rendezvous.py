@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.core.joining import Joining
 from lightning_resilience.core.quota import Ending, RestartRecord, ended
 from lightning_resilience.core.records import encode
 from lightning_resilience.core.worker_exits import incident_of_exit
+from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.incident import publish_incident
 from lightning_resilience.protocols.restart_record import Memory
@@ -190,3 +193,97 @@ def test_an_agent_that_finds_no_store_heeds_what_storage_has_kept(
     assert not handler.shutdown()
     text = json.loads(reason.read_text(encoding="utf-8"))["reason"]
     assert ("ValueError: bad." in text) is (status == 86)
+
+
+def record_in(port: int) -> RestartRecord:
+    """Return the record of restarts in a store."""
+    client = AgentStore.at("127.0.0.1", port, run_id="job")
+    try:
+        return client.run(restart_record.read(Memory(client.keys(""))))
+    finally:
+        client.close()
+
+
+def acknowledgements(port: int, incarnation: str, nodes: int) -> list[bytes | None]:
+    """Return what the nodes of a start have said of how the job has ended."""
+    client = AgentStore.at("127.0.0.1", port, run_id="job")
+    keys = client.keys(incarnation)
+    try:
+        return client.driver.store.multi_get(
+            tuple(keys.joint("acknowledged", node) for node in range(nodes))
+        )
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("code", [160, 79])
+def test_an_agent_that_waits_to_join_ends_no_job_of_others(code: int, handlers: Handlers) -> None:
+    """Whatever has kept it from joining: it leaves with its own status, and closes nothing."""
+    store = server()
+    healthy, other = (handlers.make(store.port, nodes=(1, 2)) for _ in range(2))
+    handlers.join(healthy)
+    other._begin()
+
+    assert status_of(lambda: other._end(Ending(code=code, reason="not in time"))) == code
+    assert not other.shutdown()
+
+    assert record_in(store.port).ending is None
+    time.sleep(CACHED_S)
+    assert not healthy.is_closed()
+    assert healthy.num_nodes_waiting() == 0
+
+
+def test_a_newcomer_acknowledges_no_ending_in_the_place_of_node_0(handlers: Handlers) -> None:
+    """Node 0 has still to read it, and the store must not go before that."""
+    store = server()
+    node, newcomer = (handlers.make(store.port, nodes=(1, 2)) for _ in range(2))
+    handlers.join(node)
+    assert node._memory is not None
+    found = Ending(code=86, reason="tried in vain")
+    node._connection.store().run(restart_record.end(node._memory, found))
+    incarnation = node._memory.keys.incarnation
+
+    assert status_of(newcomer._begin) == 86
+    assert acknowledgements(store.port, incarnation, 1) == [None]
+
+    assert status_of(lambda: node._leave(found)) == 86
+    assert acknowledgements(store.port, incarnation, 1) == [b"1"]
+
+
+@pytest.mark.parametrize(("kept", "status"), [(86, 86), (None, 79)])
+def test_a_closed_rendezvous_whose_host_has_gone_has_a_status_of_its_own(
+    kept: int | None, status: int, handlers: Handlers, tmp_path: Path
+) -> None:
+    """Where an agent that has never joined cannot read any more how the job has ended."""
+    store = server()
+    handler = handlers.make(store.port, restarts=str(tmp_path), read_timeout=1)
+    handler._begin()
+    if kept is not None:
+        record = RestartRecord(restarts=4, writer="w")
+        record = ended(record, Ending(code=kept, reason="ValueError: bad."), writer="v")
+        (tmp_path / "job.restarts.json").write_bytes(encode(record))
+    del store
+    closed = RendezvousClosedError("closed")
+
+    assert status_of(lambda: handler._pause(Joining(join_s=9, started_at_s=0), closed)) == status
+    assert not handler.shutdown()
+
+
+def test_who_fails_at_its_last_step_into_a_start_tells_nothing_of_that_start(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers were those of the start before; but its number is already the new one."""
+    store = server()
+    handler = handlers.make(store.port)
+    handlers.join(handler)
+    before = handler._round
+    silence = StoreUnavailableError("no answer")
+    monkeypatch.setattr(handler, "_remember", lambda _: (_ for _ in ()).throw(silence))
+
+    with pytest.raises(StoreUnavailableError):
+        handler._enter(handler._connection.join())
+
+    assert handler._round == before
+    assert handler._part is not None
+    assert handler._part.start != before
+    assert store.port

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -265,6 +266,14 @@ def test_workers_that_were_told_to_stop_because_a_node_left_are_not_preempted() 
     assert quota.cause_of(told, left=1, is_called=True) is Cause.LEFT
     assert quota.cause_of(told, left=0, is_called=True) is Cause.PREEMPTED
     assert quota.cause_of(told, left=1, is_called=False) is Cause.PREEMPTED
+
+
+def test_a_preemption_that_an_agent_tells_of_is_free_whoever_is_missed() -> None:
+    """The node that was taken away is the one that is missed, and who sees that first is chance."""
+    told = msgspec.structs.replace(incident("signal"), by_agent=True)
+
+    for left, is_called in itertools.product((0, 1), (False, True)):
+        assert quota.cause_of(told, left=left, is_called=is_called) is Cause.PREEMPTED
 
 
 def test_a_record_survives_the_way_through_the_store() -> None:

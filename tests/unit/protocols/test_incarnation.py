@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,19 +14,32 @@ from lightning_resilience.core.restart import IncarnationRecord, ProgressRecord
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.incarnation import (
+    Part,
     acknowledge,
     announce,
     await_acknowledged,
+    name_for,
     name_round,
     present,
     progress_of,
     read_name,
+    take_leave,
     tell_progress,
 )
 from tests.scripted_driver import Crash, Fault, Lost, Task, World, run
 
 
+if TYPE_CHECKING:
+    from lightning_resilience.protocols.effects import Protocol
+
+
 KEYS = Keys(run_id="run", incarnation="")
+START = IncarnationRecord(incarnation="3-x", nodes=2, writer="w")
+
+
+def named(*, nodes: int, before: str) -> Protocol[IncarnationRecord]:
+    """Name a round, as node 0 does."""
+    return (yield from name_round((yield from name_for(nodes=nodes, before=before))))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -37,7 +50,7 @@ def test_all_nodes_of_a_round_have_the_same_name(seed: int) -> None:
         world.spawn(read_name(deadline_at_s=1e9), name=name, at_s=0.3 * name)
         for name in range(1, 4)
     ]
-    giver = world.spawn(name_round(nodes=4, before="3-x"), at_s=2.0)
+    giver = world.spawn(named(nodes=4, before="3-x"), at_s=2.0)
     world.run()
 
     assert {task.result for task in readers} == {giver.result}
@@ -53,10 +66,10 @@ def test_a_round_has_one_name_however_often_it_is_given() -> None:
         return Lost() if isinstance(effect, fx.CompareAndSet) else None
 
     world = World(fault=lose)
-    first = world.spawn(name_round(nodes=2, before=""))
+    first = world.spawn(named(nodes=2, before=""))
     world.run()
     world.fault = lambda *_: None
-    again = run(name_round(nodes=2, before=""), world)
+    again = run(named(nodes=2, before=""), world)
 
     assert isinstance(first.error, StoreUnavailableError)
     assert again == run(read_name(deadline_at_s=1e9), world)
@@ -77,7 +90,7 @@ def test_the_present_start_is_the_one_that_was_announced_last(seed: int) -> None
 def test_a_round_without_its_node_0_is_made_anew() -> None:
     """The others do not wait for ever, and say what to think of it."""
     world = World(fault=lambda task, at, _effect: Crash() if task.name == 0 and at == 1 else None)
-    world.spawn(name_round(nodes=2, before=""), name=0)
+    world.spawn(named(nodes=2, before=""), name=0)
     other = world.spawn(read_name(deadline_at_s=1030.0), name=1)
     world.run()
 
@@ -127,3 +140,55 @@ def test_the_host_of_the_store_does_not_wait_for_ever() -> None:
     assert host.result is False
     assert host.ended_at_s is not None
     assert 30.0 <= host.ended_at_s < 30.1
+
+
+def leaves(world: World, name: int, part: Part | None, *, hosts_store: bool = False) -> Task:
+    """Let an agent leave a job that has ended."""
+    leaving = take_leave(KEYS, part, hosts_store=hosts_store, linger_s=30.0)
+    return world.spawn(leaving, name=name, at_s=2.0 * name)
+
+
+def test_an_agent_acknowledges_as_the_node_that_it_was() -> None:
+    """In the start that it had part in: there its number means something."""
+    world = World()
+    leaves(world, 1, Part(start=START, node=1))
+    world.run()
+
+    assert list(world.values) == [f"lr/run/i{START.incarnation}/acknowledged/1"]
+
+
+def test_an_agent_without_a_part_acknowledges_nothing_in_the_place_of_another() -> None:
+    """Node 0 has still to read how the job has ended, and the store waits for it."""
+    world = World()
+    run(announce(KEYS, START), world)
+    host = leaves(world, 0, Part(start=START, node=1), hosts_store=True)
+    leaves(world, 1, None)
+    node = leaves(world, 5, Part(start=START, node=0))
+    world.run()
+
+    assert host.ended_at_s is not None
+    assert node.ended_at_s is not None
+    assert node.ended_at_s <= host.ended_at_s < 12.0
+
+
+def test_a_host_without_a_part_waits_for_those_of_the_present_start() -> None:
+    """The store is in the process of an agent that was replaced."""
+    world = World()
+    run(announce(KEYS, START), world)
+    host = leaves(world, 0, None, hosts_store=True)
+    for node in range(2):
+        leaves(world, 2 + node, Part(start=START, node=node))
+    world.run()
+
+    assert host.ended_at_s is not None
+    assert 6.0 <= host.ended_at_s < 8.0
+
+
+def test_a_host_of_a_job_that_never_began_waits_for_nobody() -> None:
+    """Nobody has a number that it could wait for."""
+    world = World()
+    host = leaves(world, 0, None, hosts_store=True)
+    world.run()
+
+    assert host.ended_at_s is not None
+    assert host.ended_at_s < 1.0

@@ -15,15 +15,16 @@ from lightning_resilience.core import quota
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import IncidentRecord
 from lightning_resilience.core.keys import Keys
-from lightning_resilience.core.quota import Ending, RestartRecord
+from lightning_resilience.core.leaving import Apart
+from lightning_resilience.core.quota import Cause, Closed, Ending, RestartRecord
 from lightning_resilience.core.records import decode, encode
-from lightning_resilience.core.restart import GoRecord
+from lightning_resilience.core.restart import GoRecord, IncarnationRecord
 from lightning_resilience.core.restart_config import RestartConfig
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.errors import CorruptRecordError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx, restart_record
 from lightning_resilience.protocols.circuit import begin
-from lightning_resilience.protocols.incarnation import tell_progress
+from lightning_resilience.protocols.incarnation import announce, tell_progress
 from lightning_resilience.protocols.incident import publish_incident, tell_incident
 from lightning_resilience.protocols.restart import (
     LOOKS,
@@ -511,8 +512,9 @@ def test_an_agent_that_begins_in_an_outage_ends_with_it() -> None:
 
     found = run(pass_first_gate(_first(Memory(first), needed)), world)
 
-    assert found is not None
+    assert isinstance(found, Ending)
     assert found.code == ExitCode.OUTAGE
+    assert record(world).ending == found
 
 
 # What an agent sees whose workers are well --------------------------------------------------------
@@ -713,6 +715,79 @@ def test_agents_that_end_the_job_for_different_reasons_agree_on_one(seed: int) -
 
     assert len({task.result for task in tasks}) == 1
     assert tasks[0].result == record(world).ending
+
+
+def _start(number: int) -> IncarnationRecord:
+    return IncarnationRecord(incarnation=f"{number}-n", nodes=2, writer=f"{number}")
+
+
+def _train(world: World, number: int) -> None:
+    run(announce(keys(), _start(number)), world)
+
+
+@pytest.mark.parametrize("own", [keys(1), Keys(run_id=RUN, incarnation="")], ids=["1-n", "none"])
+def test_who_has_no_part_in_the_present_start_leaves_it_alone(own: Keys) -> None:
+    """It was cut off, or waits to join: whatever it has met, the others train."""
+    world = World()
+    _train(world, 2)
+    mine = Ending(code=160, reason="not within 600 s")
+
+    found = run(restart_record.end(Memory(own), mine), world)
+
+    assert found == Apart(ending=mine)
+    assert record(world).ending is None
+
+
+@pytest.mark.parametrize("own", [keys(2), Keys(run_id=RUN, incarnation="")], ids=["2-n", "none"])
+def test_who_finds_that_the_job_has_ended_leaves_with_that(own: Keys) -> None:
+    """Also where it could not have ended it."""
+    world = World()
+    _train(world, 1)
+    first = Ending(code=86, reason="enough")
+
+    assert run(restart_record.end(Memory(keys(1)), first), world) == first
+    assert run(restart_record.end(Memory(own), Ending(code=160, reason="late")), world) == first
+
+
+def test_a_job_that_begins_anew_meanwhile_is_not_ended_for_what_was_before() -> None:
+    """The others have charged a loss, and begun, between an agent's look and its word."""
+    world = World()
+    _train(world, 1)
+    run(restart_record.read(Memory(keys(1))), world)
+    lost = Closed(incarnation="1-n", cause=Cause.LEFT)
+
+    def overtake(task: Task, at: int, effect: Any) -> Fault | None:
+        del task, at
+        if isinstance(effect, fx.CompareAndSet):
+            found = record(world)
+            ruling = quota.charge(CONFIG, found, lost, unchanged_s=0.0, writer="other")
+            world.values[keys().restarts] = encode(ruling.record)
+            world.values[keys().present] = encode(_start(2))
+        return None
+
+    world.fault = overtake
+    mine = Ending(code=160, reason="late")
+    assert run(restart_record.end(Memory(keys(1)), mine), world) == Apart(ending=mine)
+    assert record(world).ending is None
+
+
+def test_an_agent_that_waits_in_vain_to_join_those_who_train_goes_alone() -> None:
+    """They train through the outage that it waits for."""
+    world = World()
+    _train(world, 1)
+    storage = scenes.Dependency(world, heals_at_s=1e9)
+    first = Keys(run_id=RUN, incarnation="")
+    mine = circuit(keys=first)
+    run(begin(mine, new_incarnation=False), world)
+    put(world, state="open", epoch=scenes.record(world, keys=first).epoch + 1, generation=1)
+    mine.view = None
+    needed = Dependency(circuit=mine, patience=patience(storage))
+
+    found = run(pass_first_gate(_first(Memory(first), needed)), world)
+
+    assert isinstance(found, Apart)
+    assert found.ending.code == ExitCode.OUTAGE
+    assert record(world).ending is None
 
 
 def test_a_store_that_is_emptied_again_and_again_is_given_up() -> None:
