@@ -167,7 +167,7 @@ def _group(item: pytest.Item) -> str:
 
 def _timeout_s(item: pytest.Item) -> float:
     marker = item.get_closest_marker("timeout")
-    return float(marker.args[0]) if marker else float(item.config.getini("timeout"))
+    return float(marker.args[0]) if marker else float(item.config.getini("timeout") or 0)
 
 
 @pytest.fixture(autouse=True)

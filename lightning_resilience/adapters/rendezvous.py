@@ -272,11 +272,12 @@ class ResilientHandler(RendezvousHandler):
         """Learn the name of this start of the workers, and hand it on to them."""
         store = self._connection.store()
         before = "" if self._round is None else self._round.incarnation
+        # Order: before the round is named, so that all read an end that follows, and none waits.
+        self._look_who_is_here(store)
         names = self._connection.names(info)
         found = name_of_round(info, store, names, options=self._options, before=before)
-        self._look_who_is_here(store)
-        # Order: its number first, for who leaves at that look; the round last, for who fails in it,
-        # and would tell at the gate how other workers have ended as if they were of this start.
+        # Order: its number first, for who leaves at the next look; the round last, for who fails in
+        # it, and would tell at the gate how other workers have ended as if they were of this start.
         self._part = Part(start=found, node=info.rank)
         memory = self._remember(found.incarnation)
         self._round, self._is_called = found, False

@@ -26,7 +26,7 @@ def test_who_comes_too_late_is_waited_for_once_more(
 ) -> None:
     """The second agent comes when the first has run out of time."""
     store = server()
-    early, late = (handlers.make(store.port, nodes=(2, 2), join_timeout=3) for _ in range(2))
+    early, late = (handlers.make(store.port, nodes=(2, 2), join_timeout=8) for _ in range(2))
 
     with ThreadPoolExecutor(1) as pool:
         joined = pool.submit(early.next_rendezvous)
