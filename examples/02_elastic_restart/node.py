@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TORCHS: Mapping[str, object] = {
     "last_call_timeout": 1,
     "keep_alive_interval": 1,
+    # A busy machine keeps an agent from running for seconds; no node is lost here.
+    "keep_alive_max_attempt": 15,
     "join_timeout": 60,
 }
 OURS: Mapping[str, object] = {

@@ -28,12 +28,12 @@ def resolve_from(attempt: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     attempts: list[int] = []
     make = within.make_inner
 
-    def resolving(*args: Any) -> Any:
+    def resolving(*args: Any, **how: Any) -> Any:
         attempts.append(len(attempts) + 1)
         if len(attempts) < attempt:
             cause = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             raise RendezvousConnectionError("The connection has failed.") from cause
-        return make(*args)
+        return make(*args, **how)
 
     monkeypatch.setattr(within, "make_inner", resolving)
     return attempts
