@@ -21,8 +21,8 @@ completed may be gone *because* it was completed, by a request whose answer was 
 is looked for before the upload counts as failed.
 
 What S3 or a filesystem has called the file when it took it is compared with what is there when its
-size is asked for next, so that a write is noticed that was dropped over an older one of the same
-length (``receipts``).
+size is asked for next, and elsewhere the end of what is there with the end of what was sent, so
+that a write is noticed that was dropped over an older one of the same length (``receipts``).
 
 A name is not used again before what was sent about it has ended (``landings``).
 
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,13 @@ from lightning_resilience.adapters.google_storage import (
 )
 from lightning_resilience.adapters.landings import Progress, landing, removing
 from lightning_resilience.adapters.local_files import fsync_directory, remove, seen, seen_in
-from lightning_resilience.adapters.receipts import acknowledge, compare, forget
+from lightning_resilience.adapters.receipts import (
+    acknowledge,
+    compare,
+    forget,
+    receipt_by_tail,
+    with_tail,
+)
 from lightning_resilience.adapters.s3_upload import parted_upload, put_object
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.core.evidence import inner_codes
@@ -145,7 +152,8 @@ class FsspecObjectStore:
                 tag = self._complete(upload, staged_path, path, landing=landing)
             else:
                 tag = self._send(staged_path, path, landing)
-        acknowledge(self._key(path), Receipt(tag=tag))
+        is_told = bool(tag) or "memory" in self._protocols
+        acknowledge(self._key(path), Receipt(tag=tag) if is_told else receipt_by_tail(staged_path))
         token.progress()
         self._fs.invalidate_cache(path)
 
@@ -184,9 +192,13 @@ class FsspecObjectStore:
             found = find_info(self._fs, path)
             # To the storage a prefix of other objects' names, to fsspec a directory, is no object.
             is_absent = found is None or found["type"] == "directory"
-            there = None if found is None or is_absent else (int(found["size"]), _seen_in(found))
-        compare(self._key(path), Receipt() if there is None else there[1])
-        return None if there is None else there[0]
+            there = None if found is None or is_absent else self._seen_in(found, path)
+        compare(self._key(path), there or Receipt())
+        return None if there is None else there.size_bytes
+
+    def _seen_in(self, found: Mapping[str, Any], path: str) -> Receipt:
+        seen = Receipt(tag=tag_of(found.get("ETag")), size_bytes=int(found["size"]))
+        return with_tail(self._key(path), seen, partial(self._fs.cat_file, path))
 
     def remove(self, path: str, token: CancelToken | None = None) -> None:
         """Remove the file, or the directory with all that is in it. Absent is success.
@@ -373,10 +385,6 @@ def _codes(error: BaseException) -> list[str]:
 
 def _is_bucket(fs: AbstractFileSystem, path: str) -> bool:
     return "s3" in protocols(fs) and "/" not in strip_protocol(fs, path)
-
-
-def _seen_in(found: Mapping[str, Any]) -> Receipt:
-    return Receipt(tag=tag_of(found.get("ETag")))
 
 
 def _size(path: str) -> int:
