@@ -216,7 +216,7 @@ class PartedUpload:
             body = _Part(self._file, self.plan.span(number, self._size_bytes), token=self._token)
             answer = await self._call("upload_part", PartNumber=number, Body=body)
             self._tags[number] = answer["ETag"]
-            self._token.progress()
+            self._token.progress(sent=self.plan.span(number, self._size_bytes)[1])
 
     async def _next(self) -> int | None:
         while self._taken >= self.plan.ready(self._size_bytes, is_whole=self._is_whole):
