@@ -60,11 +60,9 @@ if TYPE_CHECKING:
     from lightning_resilience.core.restart import IncarnationRecord
 
 
-__all__ = ["BACKEND", "INCARNATION", "STORE", "ResilientHandler", "create_handler"]
+__all__ = ["BACKEND", "ResilientHandler", "create_handler"]
 
 BACKEND: Final = "resilient"
-INCARNATION: Final = "LIGHTNING_RESILIENCE_INCARNATION"
-STORE: Final = "LIGHTNING_RESILIENCE_STORE"
 
 _log = logging.getLogger(__name__)
 
@@ -284,10 +282,10 @@ class ResilientHandler(RendezvousHandler):
         self._watching = Watching(
             self._connection, self._options, memory=memory, begun=found, dice=self._dice
         )
-        os.environ[INCARNATION] = found.incarnation
-        url = self._connection.url
-        if self._named_store is None and url is not None:
-            os.environ[STORE] = url
+        url = None if self._named_store is not None else self._connection.url
+        self._connection.environment.tell(
+            incarnation=found.incarnation, store=url, site_store=self._options.site_store
+        )
 
     def _look_who_is_here(self, store: AgentStore) -> None:
         """Have nodes charged that have left, and were not missed at the gate."""

@@ -23,7 +23,8 @@ from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.rendezvous_calls import call
 from lightning_resilience.adapters.rendezvous_held import HeldHandler
-from lightning_resilience.adapters.site_store import join_site
+from lightning_resilience.adapters.site_store import open_site
+from lightning_resilience.adapters.worker_environment import WorkerEnvironment
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
@@ -76,6 +77,7 @@ class Connection:
 
     Attributes:
         site: What this agent knows of the job's site, whichever connections it has had.
+        environment: What the workers are told of them.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Connection:
         self._held: HeldHandler | None = None
         self._store: AgentStore | None = None
         self.site = KnownSite()
+        self.environment = WorkerEnvironment()
 
     @property
     def run_id(self) -> str:
@@ -151,7 +154,7 @@ class Connection:
         """
         if self._store is None:
             self._store = self._connected()
-            join_site(self._store.driver, self._options.site_store)
+            self._store.driver.site = open_site(self._options.site_store)
         return self._store
 
     def _connected(self) -> AgentStore:
@@ -272,6 +275,7 @@ class Connection:
         """Let go of everything, so that the next use makes it anew. Idempotent."""
         held, self._held = self._held, None
         store, self._store = self._store, None
+        self.environment.restore()
         if held is not None:
             held.let_go()
         if store is not None:
