@@ -21,11 +21,11 @@ from torch.distributed.elastic.rendezvous import (
 
 from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.reason_file import leave_unstarted
 from lightning_resilience.adapters.rendezvous_calls import call
 from lightning_resilience.adapters.rendezvous_held import HeldHandler
 from lightning_resilience.adapters.site_store import open_site
 from lightning_resilience.adapters.worker_environment import WorkerEnvironment
-from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
 from lightning_resilience.errors import CorruptRecordError, StoreError
@@ -126,8 +126,7 @@ class Connection:
             try:
                 found = call(self._made, within_s=silent_s)
             except (ValueError, TypeError, KeyError) as error:
-                _log.error("%s", error)
-                raise SystemExit(int(ExitCode.USAGE)) from error
+                leave_unstarted(error, self._options.termination_log, run_id=self.run_id)
             # Order: before the handler's first look at the nodes.
             within.judge_by_own_sight(found, grace_s=self._options.grace_s)
             if self._etcd is not None:

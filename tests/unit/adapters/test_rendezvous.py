@@ -8,7 +8,7 @@ import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed import DistStoreError
@@ -248,6 +248,26 @@ def test_a_newcomer_acknowledges_no_ending_in_the_place_of_node_0(handlers: Hand
 
     assert status_of(lambda: node._leave(found)) == 86
     assert acknowledgements(store.port, incarnation, 1) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"restart_qouta": 5}, "restart_quota"), ({"is_host": "maybe"}, "is_host")],
+    ids=["ours", "torch's"],
+)
+def test_a_wrong_option_is_a_reason_too(
+    wrong: dict[str, Any], said: str, handlers: Handlers, tmp_path: Path
+) -> None:
+    """A scheduler that shows the file of the agent shows what has to be mended."""
+    reason = tmp_path / "reason"
+
+    def begin() -> None:
+        handlers.make(free_port(), termination_log=reason, **wrong).next_rendezvous()
+
+    assert status_of(begin) == 64
+    told = json.loads(reason.read_text(encoding="utf-8"))
+    assert (told["code"], told["name"], told["run_id"]) == (64, "usage", "job")
+    assert said in told["reason"]
 
 
 @pytest.mark.parametrize(("kept", "status"), [(86, 86), (None, 79)])
