@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
 
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+    from lightning_resilience.core.joining import OwnerRecord
     from lightning_resilience.ports import CancelToken
 
 
@@ -211,15 +212,27 @@ class Connection:
             RendezvousError: What torch's handler raises.
         """
         held = self._hold()
-        if self._options.inner == "c10d" and self._named_store is None:
-            owner = self.store().owner(is_host=self.hosts_store)
-            text = foreign_text(owner, self._parameters.run_id, endpoint=self._parameters.endpoint)
-            if text:
-                raise ForeignStoreError(text)
+        text = foreign_text(self._owner(), self.run_id, endpoint=self._parameters.endpoint)
+        if text:
+            raise ForeignStoreError(text)
         within.renew_workers_store(held.handler)
         if self._etcd is not None:
             in_etcd.opened(in_etcd.rounds_of(self._etcd), keep_s=in_etcd.ROUNDS_KEEP_S).close()
         return held.join()
+
+    def _owner(self) -> OwnerRecord | None:
+        """Return whose store the rendezvous is in; None where that is for all."""
+        address = self._address if self._options.inner == "c10d" else None
+        if address is None:
+            return None
+        if self._named_store is None:
+            return self.store().owner(is_host=self.hosts_store)
+        # Our records are elsewhere: this one is asked once for each round.
+        store = AgentStore.at(*address, run_id=self.run_id)
+        try:
+            return store.owner(is_host=self.hosts_store)
+        finally:
+            store.close()
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait to join; it raises whatever torch does."""
