@@ -42,12 +42,7 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from lightning_resilience.adapters.rendezvous import (
-    BACKEND,
-    INCARNATION,
-    STORE,
-    create_handler,
-)
+from lightning_resilience.adapters.rendezvous import BACKEND, create_handler
 
 
 if TYPE_CHECKING:
@@ -255,9 +250,6 @@ def be_node(orders: Connection, barriers: dict[int, Barrier]) -> None:
     The answer is how long joining took, and another one once the node has watched and left.
     """
     while (order := orders.recv()) is not None:
-        # What a handler has left there for its workers: for the next one it would be a user's word.
-        for name in (INCARNATION, STORE):
-            os.environ.pop(name, None)
         barrier = barriers[order.nodes]
         random.seed(order.seed)
         barrier.wait(HANG_S)

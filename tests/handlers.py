@@ -14,13 +14,8 @@ import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from lightning_resilience.adapters.rendezvous import (
-    BACKEND,
-    INCARNATION,
-    STORE,
-    ResilientHandler,
-    create_handler,
-)
+from lightning_resilience.adapters.rendezvous import BACKEND, ResilientHandler, create_handler
+from lightning_resilience.adapters.worker_environment import INCARNATION, STORE
 
 
 if TYPE_CHECKING:

@@ -8,20 +8,18 @@ Kubernetes shows what a container leaves in ``/dev/termination-log``, up to 4096
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, NoReturn
 
 import msgspec
 
 from lightning_resilience.core.evidence import without_credentials
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again, words_of
+from lightning_resilience.core.quota import Ending
 
 
-if TYPE_CHECKING:
-    from lightning_resilience.core.quota import Ending
-
-
-__all__ = ["KUBERNETES_LOG", "write_reason"]
+__all__ = ["KUBERNETES_LOG", "leave_unstarted", "write_reason"]
 
 KUBERNETES_LOG: Final = "/dev/termination-log"
 _MOST_BYTES: Final = 4096
@@ -51,6 +49,23 @@ def write_reason(path: str | None, ending: Ending, *, run_id: str) -> None:
         target.write_bytes(data)
     except OSError as error:
         _log.warning("the reason of the end could not be written to %s: %s", target, error)
+
+
+def leave_unstarted(error: Exception, path: object, *, run_id: str) -> NoReturn:
+    """Leave because an option is wrong: nothing was started, and nobody waits for this agent.
+
+    Args:
+        error: What is wrong with it.
+        path: As for ``write_reason``, unchecked.
+        run_id: Name of the run.
+
+    Raises:
+        SystemExit: 64.
+    """
+    _log.error("%s", error)
+    target = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
+    write_reason(target or None, Ending(code=ExitCode.USAGE, reason=str(error)), run_id=run_id)
+    raise SystemExit(int(ExitCode.USAGE)) from error
 
 
 def _encoded(ending: Ending, reason: str, *, run_id: str) -> bytes:

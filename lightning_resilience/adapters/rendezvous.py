@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.agent_view import failing_with, stopped_by, worker_exits
+from lightning_resilience.adapters.reason_file import leave_unstarted
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
 from lightning_resilience.adapters.rendezvous_end import leave, leave_alone, leave_told
 from lightning_resilience.adapters.rendezvous_gate import dependencies_of, kept_ending, mirror_of
@@ -32,7 +33,6 @@ from lightning_resilience.adapters.rendezvous_reports import report_exits
 from lightning_resilience.adapters.rendezvous_round import name_of_round
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
-from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of
 from lightning_resilience.core.leaving import Apart, broken_off, unread, used_up
 from lightning_resilience.core.restart import GoRecord, first_contact_s, missed
@@ -60,11 +60,9 @@ if TYPE_CHECKING:
     from lightning_resilience.core.restart import IncarnationRecord
 
 
-__all__ = ["BACKEND", "INCARNATION", "STORE", "ResilientHandler", "create_handler"]
+__all__ = ["BACKEND", "ResilientHandler", "create_handler"]
 
 BACKEND: Final = "resilient"
-INCARNATION: Final = "LIGHTNING_RESILIENCE_INCARNATION"
-STORE: Final = "LIGHTNING_RESILIENCE_STORE"
 
 _log = logging.getLogger(__name__)
 
@@ -82,8 +80,8 @@ def create_handler(parameters: RendezvousParameters) -> ResilientHandler:
         options = RendezvousOptions.read(parameters.config)
         environment = read_environment()
     except ConfigError as error:
-        _log.error("%s", error)
-        raise SystemExit(int(ExitCode.USAGE)) from error
+        path = parameters.config.get("termination_log")
+        leave_unstarted(error, path, run_id=parameters.run_id)
     if parameters.run_id in {"", "none"}:
         _log.warning(
             "This job has no name of its own (--rdzv-id is %r): another one without a name that "
@@ -284,10 +282,10 @@ class ResilientHandler(RendezvousHandler):
         self._watching = Watching(
             self._connection, self._options, memory=memory, begun=found, dice=self._dice
         )
-        os.environ[INCARNATION] = found.incarnation
-        url = self._connection.url
-        if self._named_store is None and url is not None:
-            os.environ[STORE] = url
+        url = None if self._named_store is not None else self._connection.url
+        self._connection.environment.tell(
+            incarnation=found.incarnation, store=url, site_store=self._options.site_store
+        )
 
     def _look_who_is_here(self, store: AgentStore) -> None:
         """Have nodes charged that have left, and were not missed at the gate."""

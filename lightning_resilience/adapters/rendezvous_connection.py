@@ -23,10 +23,11 @@ from torch.distributed.elastic.rendezvous import (
 
 from lightning_resilience.adapters import rendezvous_etcd as in_etcd, rendezvous_inner as within
 from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.reason_file import leave_unstarted
 from lightning_resilience.adapters.rendezvous_calls import call
 from lightning_resilience.adapters.rendezvous_held import HeldHandler
-from lightning_resilience.adapters.site_store import join_site
-from lightning_resilience.core.exit_codes import ExitCode
+from lightning_resilience.adapters.site_store import open_site
+from lightning_resilience.adapters.worker_environment import WorkerEnvironment
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
 from lightning_resilience.errors import CorruptRecordError, StoreError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
 
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+    from lightning_resilience.core.joining import OwnerRecord
     from lightning_resilience.ports import CancelToken
 
 
@@ -80,6 +82,7 @@ class Connection:
 
     Attributes:
         site: What this agent knows of the job's site, whichever connections it has had.
+        environment: What the workers are told of them.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Connection:
         self._store: AgentStore | None = None
         self._server: Store | None = None
         self.site = KnownSite()
+        self.environment = WorkerEnvironment()
 
     @property
     def run_id(self) -> str:
@@ -128,8 +132,7 @@ class Connection:
             try:
                 found = call(self._made, within_s=silent_s)
             except (ValueError, TypeError, KeyError) as error:
-                _log.error("%s", error)
-                raise SystemExit(int(ExitCode.USAGE)) from error
+                leave_unstarted(error, self._options.termination_log, run_id=self.run_id)
             # Order: before the handler's first look at the nodes.
             within.judge_by_own_sight(found, grace_s=self._options.grace_s)
             if self._etcd is not None:
@@ -156,7 +159,7 @@ class Connection:
         """
         if self._store is None:
             self._store = self._connected()
-            join_site(self._store.driver, self._options.site_store)
+            self._store.driver.site = open_site(self._options.site_store)
         return self._store
 
     def _connected(self) -> AgentStore:
@@ -214,15 +217,27 @@ class Connection:
             RendezvousError: What torch's handler raises.
         """
         held = self._hold()
-        if self._options.inner == "c10d" and self._named_store is None:
-            owner = self.store().owner(is_host=self.hosts_store)
-            text = foreign_text(owner, self._parameters.run_id, endpoint=self._parameters.endpoint)
-            if text:
-                raise ForeignStoreError(text)
+        text = foreign_text(self._owner(), self.run_id, endpoint=self._parameters.endpoint)
+        if text:
+            raise ForeignStoreError(text)
         within.renew_workers_store(held.handler)
         if self._etcd is not None:
             in_etcd.opened(in_etcd.rounds_of(self._etcd), keep_s=in_etcd.ROUNDS_KEEP_S).close()
         return held.join()
+
+    def _owner(self) -> OwnerRecord | None:
+        """Return whose store the rendezvous is in; None where that is for all."""
+        address = self._address if self._options.inner == "c10d" else None
+        if address is None:
+            return None
+        if self._named_store is None:
+            return self.store().owner(is_host=self.hosts_store)
+        # Our records are elsewhere: this one is asked once for each round.
+        store = AgentStore.at(*address, run_id=self.run_id)
+        try:
+            return store.owner(is_host=self.hosts_store)
+        finally:
+            store.close()
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait to join; it raises whatever torch does."""
@@ -280,6 +295,7 @@ class Connection:
         """Let go of everything but a server, so that the next use makes it anew. Idempotent."""
         held, self._held = self._held, None
         store, self._store = self._store, None
+        self.environment.restore()
         if held is not None:
             if within.hosts_store(held.handler):
                 # Torch takes a server of this process for the next store at the same port.

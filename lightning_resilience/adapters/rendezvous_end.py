@@ -52,6 +52,8 @@ def leave(
     Raises:
         SystemExit: Always, with the ending's status.
     """
+    # Nobody asks this agent again where it leaves while torch has it shut down.
+    connection.environment.restore()
     if isinstance(how, Apart):
         _leave_apart(how.ending, options, run_id=connection.run_id)
     _say(how, options, run_id=connection.run_id)

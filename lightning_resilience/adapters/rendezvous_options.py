@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -49,6 +50,10 @@ _FORWARDED: Final = {
     "etcd-v2": (*_DYNAMIC, "protocol", *FILES["etcd-v2"]),
     "etcd": ("timeout", "last_call_timeout", "etcd_prefix", "protocol", *FILES["etcd"]),
 }
+_NUMBERS: Final = frozenset(
+    {"join_timeout", "read_timeout", "timeout", "keep_alive_interval", "keep_alive_max_attempt"}
+)
+"""Options of the backend within of which we make use ourselves, before that has looked at them."""
 _TEXTS: Final = ("inner", "storage", "restarts", "termination_log", "site_store")
 _SWITCHES: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 _KEEP_ALIVE_S: Final = 5.0
@@ -96,7 +101,8 @@ class RendezvousOptions:
         Raises:
             ConfigError: A name is unknown (the text names the nearest), or a value is not allowed.
         """
-        inner = str(given.get("inner", "c10d"))
+        texts = {name: _text(name, given.get(name)) for name in _TEXTS}
+        inner = texts.pop("inner") or "c10d"
         check_choice("inner", inner, choices=INNER)
         require_client(inner)
         own = {
@@ -105,12 +111,14 @@ class RendezvousOptions:
         }
         allowed = [*_TEXTS, *own["restart"], *own["breaker"], *_FORWARDED[inner]]
         refuse_unknown("the rendezvous backend 'resilient'", given, allowed=allowed)
-        texts = {name: str(given[name]).strip() or None for name in _TEXTS[2:] if name in given}
-        storage = str(given.get("storage", ""))
-        site_store = check_site_store(texts.pop("site_store", None))
+        storage = texts.pop("storage") or ""
+        site_store = check_site_store(texts.pop("site_store"))
+        forwarded = {name: given[name] for name in _FORWARDED[inner] if name in given}
+        for name in _NUMBERS & forwarded.keys():
+            _check_number(name, forwarded[name])
         return cls(
             inner=inner,
-            forwarded={name: given[name] for name in _FORWARDED[inner] if name in given},
+            forwarded=forwarded,
             restart=_built(RestartConfig, given, own["restart"]),
             breaker=_built(BreakerConfig, given, own["breaker"]),
             storage=tuple(url for url in (each.strip() for each in storage.split(";")) if url),
@@ -175,6 +183,25 @@ def _built(kind: type[C], given: Mapping[str, Any], names: tuple[str, ...]) -> C
         if name in given
     }
     return build(kind, values)
+
+
+def _text(name: str, value: Any) -> str | None:
+    """Return a text without what surrounds it; None where there is none."""
+    if value is not None and not isinstance(value, (str, os.PathLike)):
+        message = f"{name} is of type {type(value).__name__}; allowed is a text, or None."
+        raise ConfigError(message)
+    return None if value is None else os.fspath(value).strip() or None
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuse what is no number; its range is for the backend within to check."""
+    try:
+        is_number = math.isfinite(float(value))
+    except (TypeError, ValueError):
+        is_number = False
+    if not is_number:
+        message = f"{name}={value!r} is not allowed: it must be a number."
+        raise ConfigError(message)
 
 
 def _parsed(name: str, value: Any, kind: type[Any]) -> Any:

@@ -7,19 +7,17 @@ A server for it is ``lightning-resilience store serve``; see ``core.site`` for w
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.adapters.torch_store import TorchStore
-from lightning_resilience.config import SITE_STORE, parse_store_url
+from lightning_resilience.config import parse_store_url
 
 
 if TYPE_CHECKING:
     from lightning_resilience.ports import SharedStore
-    from lightning_resilience.runtime.driver import Driver
 
 
-__all__ = ["SITE_TIMEOUT_S", "join_site", "open_site"]
+__all__ = ["SITE_TIMEOUT_S", "open_site"]
 
 SITE_TIMEOUT_S: Final = 0.5
 """Time for one answer. Two of them and a probe fit into the lease of a probe by its own limits."""
@@ -38,15 +36,3 @@ def open_site(url: str | None) -> SharedStore | None:
         return None
     host, port = parse_store_url(url, option="site_store")
     return TorchStore.connect(host, port, timeout_s=SITE_TIMEOUT_S)
-
-
-def join_site(driver: Driver, url: str | None) -> None:
-    """Connect an agent to the site's store, and tell the workers that it starts which one it is.
-
-    Args:
-        driver: The agent's.
-        url: URL of the site's store, checked; None where there is none.
-    """
-    driver.site = open_site(url)
-    if url is not None:
-        os.environ[SITE_STORE] = url

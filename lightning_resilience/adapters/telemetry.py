@@ -156,6 +156,10 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     ev.StoreReturned: lambda e: (
         f"{e.op}: the shared store answers again after {e.lost_for_s:.1f} s"
     ),
+    ev.RestartsNotKept: lambda e: (
+        "the record of restarts could not be read or written where `restarts` keeps it, so a new "
+        f"launcher may not know of them: {e.error}"
+    ),
     ev.OperationDeferred: lambda e: (
         f"{e.op} {e.seq} is left without a verdict, and training goes on: {e.reason}"
     ),

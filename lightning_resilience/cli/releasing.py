@@ -79,6 +79,11 @@ def _carried_out(place: Place, *, as_json: bool, releases: bool) -> int:
     except (ResilienceError, OSError) as error:
         typer.echo(f"{error}", err=True)
         return 2
+    if memory.mirror is not None and memory.mirror.error:
+        what = "written" if releases else "read"
+        why = memory.mirror.error
+        typer.echo(f"What is kept in {place.restarts} could not be {what}: {why}", err=True)
+        return 2
     typer.echo(_json(record) if as_json else _words(record))
     return 0 if record.ending is None else 1
 

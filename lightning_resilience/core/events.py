@@ -62,6 +62,7 @@ __all__ = [
     "RankLeft",
     "RanksLost",
     "RecordVanished",
+    "RestartsNotKept",
     "ResultDropped",
     "RetriesExhausted",
     "RetryDenied",
@@ -381,6 +382,13 @@ class StoreReturned(Event):
 
     op: str
     lost_for_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartsNotKept(Event):
+    """The record of restarts could not be read or written where it is kept besides the store."""
+
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

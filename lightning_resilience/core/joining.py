@@ -57,6 +57,8 @@ _CAP_S: Final = 10.0
 _FOREIGN_S: Final = 30.0
 _MOST_LATE: Final = 1
 _MOST_LATE_IN_ALL: Final = 8
+_ANSWERED_S: Final = 30.0
+"""Longer than a store is waited for that has stopped in the middle of an attempt."""
 _HELD_SHARE: Final = 0.25
 """Of the time to join: longer than that nobody is at the gate where nothing is ill."""
 
@@ -196,15 +198,21 @@ class Joining:
         """Take note that the store has failed at the gate: it was silent from its last answer on.
 
         Whoever waits at the gate for an hour, and then loses one answer, has not been without a
-        store for an hour.
+        store for an hour. But a store that answers one question of each attempt, and fails the
+        next, is none: then the pauses between the attempts count.
 
         Args:
             came_at_s: When this attempt came to the gate, on its own clock.
             answered_at_s: When the store has answered last.
             now_s: Now.
         """
-        if answered_at_s >= came_at_s:
+        if answered_at_s < came_at_s:
+            return
+        at_gate_s = now_s - came_at_s
+        if at_gate_s > max(_HELD_SHARE * self.join_s, _ANSWERED_S):
             self.begin(now_s=now_s)
+        else:
+            self.started_at_s += at_gate_s
 
     def pause_s(self, failure: JoinFailure, *, now_s: float, draw: float) -> float | None:
         """Return how long to wait before the next attempt; None where there is none.

@@ -44,6 +44,7 @@ from lightning_resilience.core.causes import FREE, Cause, cause_of
 from lightning_resilience.core.exit_codes import ExitCode, may_start_again
 from lightning_resilience.core.incident import note_of
 from lightning_resilience.core.records import VERSION
+from lightning_resilience.core.restart_config import MOST_CHARGES
 
 
 if TYPE_CHECKING:
@@ -72,8 +73,6 @@ __all__ = [
     "started_again",
 ]
 
-_MOST_CHARGES: Final = 64
-"""More than any quota that makes sense within an hour; keeps the record small."""
 _UNKNOWN_STEP: Final = -1
 _FAILURES: Final = frozenset({Cause.KILLED, Cause.FAILED})
 
@@ -130,7 +129,7 @@ class RestartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     v: int = VERSION
     epoch: _Count = 0
-    charges: Annotated[tuple[Charge, ...], msgspec.Meta(max_length=_MOST_CHARGES)] = ()
+    charges: Annotated[tuple[Charge, ...], msgspec.Meta(max_length=MOST_CHARGES)] = ()
     checkpoint_step: _Step = _UNKNOWN_STEP
     restarts: _Count = 0
     ending: Ending | None = None
@@ -288,7 +287,7 @@ def _counted(record: RestartRecord, closed: Closed) -> RestartRecord:
         fingerprint="" if incident is None else incident.fingerprint,
         step=_UNKNOWN_STEP if incident is None else incident.step,
     )
-    charges = (*record.charges, new)[-_MOST_CHARGES:]
+    charges = (*record.charges, new)[-MOST_CHARGES:]
     return msgspec.structs.replace(record, charges=charges, restarts=record.restarts + 1)
 
 

@@ -5,16 +5,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from lightning_resilience.core.validation import (
     check_at_least,
+    check_less,
     check_seconds,
     check_whole,
     option,
 )
 
 
-__all__ = ["RestartConfig"]
+__all__ = ["MOST_CHARGES", "RestartConfig"]
+
+MOST_CHARGES: Final = 64
+"""So many restarts the record of a job counts at once: it is read again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class RestartConfig:
         same_failure_limit: So many failures in a row with the same error at the same step, ≥ 2, and
             the job is dead-lettered: it is no accident.
         membership_quota: Restarts within the window because nodes have left, ≥ 0. Nodes that come
-            are not counted.
+            are not counted. With ``restart_quota``, 63 at most.
         restart_base_delay_s: Upper bound of the delay before the first restart, in seconds, > 0.
         restart_max_delay_s: Largest upper bound, in seconds, ≥ ``restart_base_delay_s``.
         gate_deadline_s: How long a restart waits for an ill dependency, in seconds, > 0; for one
@@ -68,4 +73,9 @@ class RestartConfig:
             ("restart_max_delay_s", self.restart_max_delay_s),
             ("restart_base_delay_s", self.restart_base_delay_s),
             why="the first delay would be longer than the longest",
+        )
+        check_less(
+            ("restart_quota + membership_quota", self.restart_quota + self.membership_quota),
+            ("the number of restarts that are remembered", MOST_CHARGES),
+            why="older ones would be forgotten, and the job restarted for ever",
         )

@@ -15,12 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from lightning_resilience.core import lease, quota
+from lightning_resilience.core.events import RestartsNotKept
+from lightning_resilience.core.evidence import one_line
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.leaving import Apart, is_theirs
 from lightning_resilience.core.quota import RestartRecord, Ruling
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.effects import Call, Get, Nonce, Now
+from lightning_resilience.protocols.effects import Call, Emit, Get, Nonce, Now
 from lightning_resilience.protocols.incarnation import present
 from lightning_resilience.protocols.shared_cell import create, update
 
@@ -51,6 +53,9 @@ class Mirror:
         load: Returns what is there, None where nothing is; may raise.
         save: Writes it; may raise.
         timeout_s: How long each may take, in seconds.
+
+    Attributes:
+        error: Why the record could not be read or written last; empty where it could.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Mirror:
         self._load = load
         self._save = save
         self._timeout_s = timeout_s
+        self.error = ""
 
     def loaded(self) -> Protocol[RestartRecord | None]:
         """Return what is there; None also where that cannot be told: a job is not held up by it."""
@@ -73,7 +79,9 @@ class Mirror:
             if is_stop(error):
                 raise
             # The store's own record stands without it.
+            yield from self._failed(error)
             return None
+        self.error = ""
         return found
 
     def saved(self, record: RestartRecord) -> Protocol[None]:
@@ -84,6 +92,13 @@ class Mirror:
             # As above.
             if is_stop(error):
                 raise
+            yield from self._failed(error)
+        else:
+            self.error = ""
+
+    def _failed(self, error: Exception) -> Protocol[None]:
+        self.error = one_line(error)
+        yield Emit(RestartsNotKept(error=self.error))
 
 
 class Memory:

@@ -79,6 +79,36 @@ def test_a_person_releases_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        ("show", "nosuch://bucket/kept"),
+        ("release", "nosuch://bucket/kept"),
+        # To read there is to find nothing, as before the first restart.
+        ("release", "file:///proc/nowhere/kept"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_no_job_that_may_start(command: str, place: str) -> None:
+    """A person would take it for released, and the launcher for what it was."""
+    code, shown = ran(command, "--run-id", "job1", "--restarts", place)
+
+    assert code == 2
+    assert f"What is kept in {place} could not be" in shown
+    assert "the job may start" not in shown
+
+
+def test_a_record_that_does_not_decode_is_not_shown_as_none(tmp_path: Path) -> None:
+    """It says what is wrong with it; a release writes it anew."""
+    (tmp_path / "job1.restarts.json").write_bytes(b"{")
+
+    code, shown = ran("show", "--run-id", "job1", "--restarts", str(tmp_path))
+
+    assert code == 2
+    assert "CorruptRecordError" in shown
+    assert ran("release", "--run-id", "job1", "--restarts", str(tmp_path))[0] == 0
+    assert ran("show", "--run-id", "job1", "--restarts", str(tmp_path))[0] == 0
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "--store tcp://HOST:PORT, --restarts URL"),

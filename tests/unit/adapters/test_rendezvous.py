@@ -8,7 +8,7 @@ import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed import DistStoreError
@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.worker_environment import STORE
 from lightning_resilience.core.joining import Joining
 from lightning_resilience.core.quota import Ending, RestartRecord, ended
 from lightning_resilience.core.records import encode
@@ -248,6 +249,42 @@ def test_a_newcomer_acknowledges_no_ending_in_the_place_of_node_0(handlers: Hand
 
     assert status_of(lambda: node._leave(found)) == 86
     assert acknowledgements(store.port, incarnation, 1) == [b"1"]
+
+
+def test_another_jobs_store_is_refused_where_our_records_are_elsewhere(
+    handlers: Handlers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A store that outlives jobs has the records; the rendezvous has taken part in another's."""
+    others, served = server(), server()
+    other = AgentStore.at("127.0.0.1", others.port, run_id="first")
+    other.owner(is_host=True)
+    other.close()
+    monkeypatch.setenv(STORE, f"tcp://127.0.0.1:{served.port}")
+    reason = tmp_path / "reason"
+    handler = handlers.make(others.port, join_timeout=1, termination_log=reason)
+
+    assert status_of(handler.next_rendezvous) == 64
+    assert "run 'first'" in reason.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"restart_qouta": 5}, "restart_quota"), ({"is_host": "maybe"}, "is_host")],
+    ids=["ours", "torch's"],
+)
+def test_a_wrong_option_is_a_reason_too(
+    wrong: dict[str, Any], said: str, handlers: Handlers, tmp_path: Path
+) -> None:
+    """A scheduler that shows the file of the agent shows what has to be mended."""
+    reason = tmp_path / "reason"
+
+    def begin() -> None:
+        handlers.make(free_port(), termination_log=reason, **wrong).next_rendezvous()
+
+    assert status_of(begin) == 64
+    told = json.loads(reason.read_text(encoding="utf-8"))
+    assert (told["code"], told["name"], told["run_id"]) == (64, "usage", "job")
+    assert said in told["reason"]
 
 
 @pytest.mark.parametrize(("kept", "status"), [(86, 86), (None, 79)])

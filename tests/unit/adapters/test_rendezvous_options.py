@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,14 @@ def test_several_urls_of_storage_are_separated() -> None:
     assert read().storage == ()
 
 
+def test_a_program_may_leave_a_text_out() -> None:
+    """As None, which is no name of a directory; and a path is as good as its text."""
+    nothing = dict.fromkeys(("inner", "storage", "restarts", "termination_log", "site_store"))
+
+    assert read(**nothing) == read()
+    assert read(restarts=Path("/kept")).restarts == "/kept"
+
+
 def test_the_store_of_the_site_is_the_option_or_else_the_environments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -89,6 +98,13 @@ def test_the_store_of_the_site_is_the_option_or_else_the_environments(
         ({"inner": "etcd-v2", "is_host": "1"}, "is_host"),
         ({"inner": "etcd", "keep_alive_interval": "1"}, "keep_alive_interval"),
         ({"inner": "etcd", "ca_cert": "/ca.pem"}, "Did you mean 'cacert'?"),
+        ({"join_timeout": "10m"}, "join_timeout='10m'"),
+        ({"join_timeout": None}, "join_timeout=None"),
+        ({"read_timeout": "nan"}, "read_timeout='nan'"),
+        ({"keep_alive_interval": "5s"}, "keep_alive_interval='5s'"),
+        ({"inner": "etcd", "timeout": "9m"}, "timeout='9m'"),
+        ({"storage": ["s3://a", "s3://b"]}, "storage is of type list"),
+        ({"restarts": 5}, "restarts is of type int"),
     ],
 )
 def test_what_is_not_allowed_is_refused_before_anything_starts(

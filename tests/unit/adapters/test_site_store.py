@@ -1,17 +1,15 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The connection to a site's store: lazy, brief, and handed on to workers."""
+"""The connection to a site's store: lazy, and brief."""
 
 from __future__ import annotations
 
-import os
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from lightning_resilience.adapters.site_store import join_site, open_site
-from lightning_resilience.config import SITE_STORE
+from lightning_resilience.adapters.site_store import open_site
 from lightning_resilience.errors import ConfigError, StoreUnavailableError
 from lightning_resilience.protocols.effects import AtSite, Get
 from lightning_resilience.runtime.driver import Driver
@@ -48,47 +46,23 @@ def _read() -> Protocol[bytes | None]:
     return found
 
 
-def test_without_a_url_there_is_no_site(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And workers are told of none."""
-    monkeypatch.delenv(SITE_STORE, raising=False)
-
-    join_site(driver, None)
-
+def test_without_a_url_there_is_no_site() -> None:
+    """And nobody is asked."""
     assert open_site(None) is None
-    assert driver.site is None
-    assert SITE_STORE not in os.environ
 
 
-def test_an_agent_tells_its_workers_which_store_it_is(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is sent to it for that: nobody may listen there."""
-    monkeypatch.setenv(SITE_STORE, "tcp://other:1")
-    url = f"tcp://127.0.0.1:{free_port()}"
-
-    join_site(driver, url)
-
-    assert os.environ[SITE_STORE] == url
-
-
-def test_a_site_where_nobody_listens_is_unavailable(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_where_nobody_listens_is_unavailable(driver: Driver) -> None:
     """It is the answer that a protocol can do without."""
-    monkeypatch.setenv(SITE_STORE, "")
-    join_site(driver, f"tcp://127.0.0.1:{free_port()}")
+    driver.site = open_site(f"tcp://127.0.0.1:{free_port()}")
 
     with pytest.raises(StoreUnavailableError):
         driver.run(_read())
 
 
-def test_a_site_that_never_answers_is_unavailable(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_that_never_answers_is_unavailable(driver: Driver) -> None:
     """A server that is frozen accepts connections and says nothing; the wait for it has an end."""
-    monkeypatch.setenv(SITE_STORE, "")
     with socket.create_server(("127.0.0.1", 0)) as frozen:
-        join_site(driver, f"tcp://127.0.0.1:{frozen.getsockname()[1]}")
+        driver.site = open_site(f"tcp://127.0.0.1:{frozen.getsockname()[1]}")
 
         with pytest.raises(StoreUnavailableError):
             driver.run(_read())

@@ -138,6 +138,23 @@ def test_a_store_that_fails_at_the_gate_was_silent_from_its_last_answer_on(
     assert (found is not None) is goes_on
 
 
+@pytest.mark.parametrize("at_gate_s", [0.1, 6.0])
+def test_a_store_that_answers_reads_and_refuses_writes_is_not_asked_for_ever(
+    at_gate_s: float,
+) -> None:
+    """Each attempt has an answer at the gate, and none comes through it."""
+    attempt, now_s, paused_s = joining(), 1000.0, 0.0
+    for _ in range(10_000):
+        came_at_s, now_s = now_s, now_s + at_gate_s
+        attempt.held(came_at_s=came_at_s, answered_at_s=came_at_s, now_s=now_s)
+        pause_s = attempt.pause_s(JoinFailure.UNREACHABLE, now_s=now_s, draw=0.5)
+        if pause_s is None:
+            break
+        now_s, paused_s = now_s + pause_s, paused_s + pause_s
+
+    assert paused_s == pytest.approx(100.0)
+
+
 @pytest.mark.parametrize(
     ("failure", "is_first", "code", "said"),
     [

@@ -310,10 +310,23 @@ def test_no_window_ever_holds_more_restarts_than_the_quota(
         assert len(window) <= limit
 
 
+@pytest.mark.parametrize(("failures", "losses"), [(63, 0), (0, 63), (31, 32), (3, 10)])
+def test_every_quota_that_is_allowed_has_an_end(failures: int, losses: int) -> None:
+    """The record has room for what both quotas allow, and for the one that is denied."""
+    config = RestartConfig(
+        restart_quota=failures, membership_quota=losses, restart_window_s=1e9, killed_quota=0
+    )
+    causes = [Cause.FAILED] * failures + [Cause.LEFT] * losses
+
+    for last in (Cause.FAILED, Cause.LEFT):
+        ends = [(closed(number, cause), 1.0) for number, cause in enumerate([*causes, last])]
+        assert code_after(ends, config) == [0] * len(causes) + [86]
+
+
 @given(st.lists(st.sampled_from(sorted(Cause)), max_size=100))
 def test_a_record_stays_small(causes: list[Cause]) -> None:
     """Whatever happens to the job, and with any quota."""
-    config = RestartConfig(restart_quota=10**6, killed_quota=10**6, membership_quota=10**6)
+    config = RestartConfig(restart_quota=32, killed_quota=10**6, membership_quota=31)
     record = NEW
     for number, cause in enumerate(causes):
         record = charged(record, closed(number, cause), config=config).record

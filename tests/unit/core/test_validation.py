@@ -173,6 +173,18 @@ def test_a_quota_of_restarts_may_be_zero(name: str, value: object) -> None:
     assert "a whole number ≥ 0" in error_of(RestartConfig, **{name: value})
 
 
+@pytest.mark.parametrize(
+    "quotas", [{"restart_quota": 54}, {"membership_quota": 61}, {"restart_quota": 10**9}]
+)
+def test_a_quota_that_the_record_cannot_count_is_refused(quotas: dict[str, int]) -> None:
+    """The oldest restarts would fall out of it, and no number of them would ever be too many."""
+    text = error_of(RestartConfig, **quotas)
+
+    assert "restart_quota + membership_quota" in text
+    assert "remembered=64" in text
+    assert RestartConfig(restart_quota=53).restart_quota == 53
+
+
 @pytest.mark.parametrize("name", ["settle_s", "linger_s"])
 @pytest.mark.parametrize("value", [*NO_NUMBERS, -0.001], ids=short)
 def test_the_waits_around_a_restart_may_be_zero(name: str, value: object) -> None:

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from lightning_resilience.core import quota
+from lightning_resilience.core.events import RestartsNotKept
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import IncidentRecord
 from lightning_resilience.core.keys import Keys
@@ -662,15 +663,29 @@ def test_restarts_outlive_the_launcher_where_they_are_mirrored() -> None:
 
 
 def test_a_mirror_that_fails_holds_up_nobody() -> None:
-    """The store's own record stands without it."""
+    """The store's own record stands without it; that nothing was kept is said each time."""
     kept = Kept()
     kept.error = OSError("away")
-    world = World()
+    world, mirror = World(), kept.mirror()
 
-    result = run(pass_gate(gate(memory=Memory(keys(), mirror=kept.mirror()))), world)
+    task = world.spawn(pass_gate(gate(memory=Memory(keys(), mirror=mirror))))
+    world.run()
 
-    assert isinstance(result, GoRecord)
+    assert isinstance(task.result, GoRecord)
     assert len(record(world).charges) == 1
+    assert task.emitted(RestartsNotKept) == [RestartsNotKept(error="OSError: away")] * 2
+    assert mirror.error == "OSError: away"
+
+
+def test_a_mirror_that_answers_again_is_well() -> None:
+    """What it said before is over."""
+    kept = Kept()
+    mirror = kept.mirror()
+    mirror.error = "OSError: away"
+
+    run(restart_record.release(Memory(keys(), mirror=mirror)), World())
+
+    assert mirror.error == ""
 
 
 @pytest.mark.parametrize("is_load", [True, False], ids=["load", "save"])
