@@ -47,6 +47,7 @@ __all__ = [
     "SpoolConfig",
     "diverts",
     "flush_s",
+    "is_of_another_training",
     "is_outdated",
     "is_spooled",
     "outage_policy",
@@ -307,6 +308,8 @@ def plan_for(found: Iterable[tuple[int, str, SpoolEntry]]) -> Plan:
     """Decide which spooled checkpoints are published: of each path the newest.
 
     By the step that they say they are of, not by when they were written: the nodes' clocks differ.
+    Of what is older, that of another training is neither published nor dropped: steps of two
+    trainings say nothing of each other.
 
     Args:
         found: Rank, name and record of each.
@@ -317,7 +320,22 @@ def plan_for(found: Iterable[tuple[int, str, SpoolEntry]]) -> Plan:
         if each[2].path in newest:
             older.append(newest[each[2].path])
         newest[each[2].path] = each
-    return Plan(publish=_by_rank(newest.values()), drop=_by_rank(older))
+    replaced = [one for one in older if not is_of_another_training(one[2], newest[one[2].path][2])]
+    return Plan(publish=_by_rank(newest.values()), drop=_by_rank(replaced))
+
+
+def is_of_another_training(entry: SpoolEntry, other: SpoolEntry | Manifest | None) -> bool:
+    """Tell whether two checkpoints of one path are of trainings that their steps do not order.
+
+    What names no training (weights only) is ordered by its step, as there is nothing else.
+
+    Args:
+        entry: A spooled checkpoint.
+        other: Another one, or what the manifest in storage says; None where there is none.
+    """
+    if other is None or not entry.training or not other.training:
+        return False
+    return entry.training != other.training
 
 
 def is_outdated(entry: SpoolEntry, there: Manifest | None) -> bool:
