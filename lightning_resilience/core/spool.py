@@ -175,7 +175,15 @@ class Spool:
         return replace(self, items=tuple(each for each in self.items if each.name != item.name))
 
 
-def refusal(spool: Spool, config: SpoolConfig, path: str, *, free_bytes: int, now_s: float) -> str:
+def refusal(
+    spool: Spool,
+    config: SpoolConfig,
+    path: str,
+    *,
+    free_bytes: int,
+    now_s: float,
+    size_bytes: int = 0,
+) -> str:
     """Tell why a checkpoint cannot be spooled now; empty where it can.
 
     Args:
@@ -184,20 +192,23 @@ def refusal(spool: Spool, config: SpoolConfig, path: str, *, free_bytes: int, no
         path: Where the checkpoint belongs; one that waits under that path makes room for it.
         free_bytes: What the disk of the spool has room for.
         now_s: Now, on the clock of the items.
+        size_bytes: How long the checkpoint will be, as far as that is known; what waits may tell
+            that it is longer.
     """
     others = [item for item in spool.items if item.path != path or item.is_sent]
     held_bytes = sum(item.size_bytes for item in spool.items)
     largest_bytes = max((item.size_bytes for item in spool.items), default=0)
+    next_bytes = max(largest_bytes, size_bytes)
     most_bytes = config.spool_max_bytes
     if most_bytes is None:
         most_bytes = (free_bytes + held_bytes) // 2
     oldest_s = max((now_s - item.since_s for item in spool.items), default=0.0)
     if len(others) >= config.spool_max_items:
         return f"{len(others)} checkpoints wait already (spool_max_items={config.spool_max_items})"
-    if held_bytes + largest_bytes > most_bytes or not free_bytes:
+    if held_bytes + next_bytes > most_bytes or not free_bytes:
         return (
-            f"{held_bytes} bytes wait already, and {free_bytes} are free "
-            f"(spool_max_bytes={most_bytes})"
+            f"{held_bytes} bytes wait already, about {next_bytes} come to them, and {free_bytes} "
+            f"are free (spool_max_bytes={most_bytes})"
         )
     if oldest_s >= config.max_unpublished_s:
         return (

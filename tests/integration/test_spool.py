@@ -144,7 +144,7 @@ def test_of_one_path_only_the_newest_waits(faulty: Callable[..., Job], spool: Pa
     ("bounds", "why"),
     [
         ({"spool_max_items": 1}, "1 checkpoints wait already (spool_max_items=1)"),
-        ({"spool_max_bytes": 3000}, "(spool_max_bytes=3000)"),
+        ({"spool_max_bytes": 6000}, "(spool_max_bytes=6000)"),
         ({"max_unpublished_s": 0.001}, "(max_unpublished_s=0.001)"),
     ],
 )
@@ -166,6 +166,23 @@ def test_at_a_bound_the_save_waits_for_storage(
     assert max(len(waiting) for waiting in spy.waiting) == 1
     assert names(job) == job.expected
     assert why in caplog.text
+
+
+def test_one_that_is_longer_than_all_may_be_is_not_spooled(
+    faulty: Callable[..., Job], spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even where nothing else waits: it waits for storage, and is not lost."""
+    bounds = {"spool_max_bytes": 1000}
+    job = faulty(outage(name="step=", lasting_s=1.5), options={**SPOOL, "spool": bounds})
+    trainer = make_trainer(job)
+    trainer.callbacks.insert(0, spy := Spy(spool))
+
+    with caplog.at_level("INFO", logger="lightning_resilience"):
+        trainer.fit(make_model(), make_data())
+
+    assert max(len(waiting) for waiting in spy.waiting) == 0
+    assert names(job) == job.expected
+    assert "0 bytes wait already" in caplog.text
 
 
 def test_a_denial_is_no_outage(faulty: Callable[..., Job], spool: Path) -> None:

@@ -87,6 +87,13 @@ class StagedSave(Work):
             ),
         }
 
+    def size_bytes(self) -> tuple[int, int]:
+        """Return about how long it will be, and how much of that is on this node already."""
+        staged = self._known.staged
+        if staged is None or staged.path not in self._names:
+            return _tensor_bytes(self.checkpoint), 0
+        return staged.size_bytes, staged.size_bytes
+
     def spool(self, path: str, token: CancelToken) -> Staged:
         """Write the checkpoint to ``path`` on this node, whole; storage is asked nothing.
 

@@ -153,6 +153,21 @@ def test_a_bound_that_is_reached_is_named(
     assert why in told
 
 
+@pytest.mark.parametrize(
+    ("waiting", "size_bytes", "is_refused"),
+    [(spool(), 100, False), (spool(), 101, True), (spool(item("a", 1, size_bytes=40)), 61, True)],
+)
+def test_one_that_is_too_long_by_itself_does_not_wait(
+    waiting: Spool,
+    size_bytes: int,
+    is_refused: bool,  # noqa: FBT001 - data
+) -> None:
+    """The bound holds for the first of all as well, and for one that is longer than the others."""
+    told = refusal(waiting, CONFIG, "b", free_bytes=1000, now_s=0.0, size_bytes=size_bytes)
+
+    assert bool(told) is is_refused
+
+
 def test_by_default_half_of_the_disk_is_left_to_others() -> None:
     """What is free and what is spooled, together."""
     config = SpoolConfig()
