@@ -8,7 +8,7 @@ import contextlib
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.lightning.checkpoint_io import verify_size
 from lightning_resilience.adapters.lightning.commit import Commit
@@ -32,7 +32,12 @@ from lightning_resilience.core.pipeline import Progress, Step, carry_out, save
 from lightning_resilience.core.resolution import Inspection
 from lightning_resilience.core.set_aside import told
 from lightning_resilience.core.spool import is_of_another_training, is_outdated
-from lightning_resilience.errors import CallTimeoutError, CheckpointError, CorruptCheckpointError
+from lightning_resilience.errors import (
+    CallTimeoutError,
+    CheckpointError,
+    ConfigError,
+    CorruptCheckpointError,
+)
 
 
 if TYPE_CHECKING:
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NotComparableError", "Publishing"]
 
+
+_OTHER_TRAINING: Final = "what is there is of another training, and of a later step."
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +114,8 @@ class Publishing(Work):
 
         Raises:
             CorruptCheckpointError: What is on this node is not what was spooled.
-            NotComparableError: Storage has one of another training, of a later step.
+            NotComparableError: Storage has one of another training, of a later step; or one that a
+                later version of this package has saved.
             CheckpointError: The storage reports another size than was written, or nothing; or what
                 is there could not be moved out of the way.
             OSError: What the filesystem or the storage raised.
@@ -129,6 +137,8 @@ class Publishing(Work):
         entry = self._kept.entry
         try:
             there = read_manifest(place, token)
+        except ConfigError as error:
+            raise NotComparableError(_another(self._kept, str(error))) from error
         except CorruptCheckpointError as error:
             # It says nothing of the copy on this node, which is good.
             self._make_room(str(error), token)
@@ -136,7 +146,7 @@ class Publishing(Work):
         is_other = is_of_another_training(entry, there)
         if is_outdated(entry, there):
             if is_other:
-                raise NotComparableError(_another(self._kept))
+                raise NotComparableError(_another(self._kept, _OTHER_TRAINING))
             return False
         if is_other:
             self._make_room("one of another training, of no earlier step, takes its place", token)
@@ -235,11 +245,11 @@ def _nothing(path: str) -> None:
     del path
 
 
-def _another(kept: Kept) -> str:
+def _another(kept: Kept, why: str) -> str:
     return (
-        f"the spooled checkpoint {kept.file} is not published as {redacted(kept.entry.path)}: what "
-        "is there is of another training, and of a later step, so nobody can tell which of the two "
-        "is wanted. To go on from the spooled one, give its file as ckpt_path."
+        f"the spooled checkpoint {kept.file} is not published as {redacted(kept.entry.path)}: "
+        f"{why} So nobody can tell which of the two is wanted. To go on from the spooled one, give "
+        "its file as ckpt_path."
     )
 
 
