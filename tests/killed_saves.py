@@ -4,9 +4,14 @@
 
 A *bench* is a directory of checkpoints with what a job has left there before. One process owns it
 and forks from itself, for each effect, a job that is killed there, and then the next start of that
-job; in between it looks at what the dead one has left. Deaths that have left the same, but for the
-length of what is unfinished, share the next start. So nothing is imported twice, and every death is
-a real one.
+job; in between it looks at what the dead one has left. So nothing is imported twice, and every
+death is a real one.
+
+Deaths share the next start where it cannot tell them apart: every file and what is in it, every
+directory, where links point, in which order files on a filesystem were written, and of what is
+unfinished the place, the name but for the part that is random, and whether it is empty, are the
+same. What is in an unfinished file, and how long it is, is left out, because nobody reads it: a
+next start that opens one to read it fails.
 
 Effects are what a job asks of the system: that a file is opened, written, synchronised, renamed,
 linked or removed, that a directory is made or removed, and each request to S3. A process is killed
@@ -139,6 +144,21 @@ class _LocalContent:
             if path.is_file()
         }
 
+    def shape(self) -> list[object]:
+        """Return what a start may see beside the contents of files."""
+        found = [path for path in sorted(self._path.rglob("*")) if not is_staging_name(path.name)]
+        times = {path: path.lstat().st_mtime_ns for path in found if not path.is_dir()}
+        order = sorted({*times.values()})
+        return [
+            (
+                str(path.relative_to(self._path)),
+                path.is_dir(),
+                str(path.readlink()) if path.is_symlink() else "",
+                order.index(times[path]) if path in times else -1,
+            )
+            for path in found
+        ]
+
     @staticmethod
     def unfinished() -> list[str]:
         """Return uploads that are neither completed nor aborted."""
@@ -178,6 +198,11 @@ class _RemoteContent:
             )["Body"].read()
             for key in keys
         }
+
+    @staticmethod
+    def shape() -> list[object]:
+        """Return what a start may see beside the contents of files: there are no links here."""
+        return []
 
     def unfinished(self) -> list[str]:
         """Return uploads that are neither completed nor aborted."""
@@ -325,6 +350,14 @@ def _body(data: bytes) -> bytes:
     return data
 
 
+def _place(name: str) -> str:
+    return f"{name.rpartition('/')[0]}/ a staged file" if _is_staged(name) else name
+
+
+def _is_begun(name: str) -> bool:
+    return _is_staged(name) and Path(name).stat().st_size > 0
+
+
 def _is_staged(path: str) -> bool:
     return is_staging_name(path.rpartition("/")[2])
 
@@ -382,12 +415,20 @@ class _Start(Callback):
 
 
 def _start_again(bench: Bench, report: Path) -> None:
+    sys.addaudithook(partial(_refuse_to_read, frozenset(_staged(bench))))
     if bench.server is not None:
         _age_uploads()
     start = _Start()
     trainer = _train(bench, start)
     found = {"started_at": start.step, "ended_at": trainer.global_step}
     report.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _refuse_to_read(unfinished: frozenset[str], event: str, args: tuple[Any, ...]) -> None:
+    if event == "open" and str(args[0]) in unfinished:
+        # Else deaths that have left different ones could not share a start.
+        message = f"{args[0]} is unfinished, and was opened"
+        raise AssertionError(message)
 
 
 def _age_uploads() -> None:
@@ -442,10 +483,12 @@ class _Cells:
         self._content.restore()
         for name in _staged(self._bench):
             Path(name).unlink()
+        # With what was fetched there for an earlier cell: a cell is to hang on its own death alone.
+        shutil.rmtree(self._home / "spool", ignore_errors=True)
         effect = self._killed(number)[-1]
         files = self._content.files()
         left = [*_staged(self._bench), *self._content.unfinished()]
-        state = self._state(files, left)
+        state = self._state(files, left, self._content.shape())
         if state not in self._seen:
             self._seen[state] = self._started_again()
         return {
@@ -458,12 +501,12 @@ class _Cells:
         }
 
     @staticmethod
-    def _state(files: dict[str, bytes], left: list[str]) -> str:
-        # What is left unfinished differs by its random name and its length, and nobody reads it.
+    def _state(files: dict[str, bytes], left: list[str], shape: list[object]) -> str:
         ended = sorted((name, hash(data)) for name, data in files.items() if not _is_staged(name))
-        where = sorted(name.rpartition("/")[0] for name in left)
-        begun = any(data for name, data in files.items() if _is_staged(name))
-        return repr((ended, where, begun))
+        unfinished = sorted(
+            f"{_place(name)}, {'begun' if _is_begun(name) else 'empty'}" for name in left
+        )
+        return repr((ended, shape, unfinished))
 
     def _killed(self, number: int) -> list[str]:
         log = self._home / "effects.txt"

@@ -87,6 +87,7 @@ def read_manifest(place: Place, token: CancelToken) -> Manifest | None:
     """Return the manifest of the checkpoint at ``place``, None where it has none.
 
     Raises:
+        ConfigError: A later version of this package has written it.
         CorruptCheckpointError: It is no manifest.
         OSError: What the filesystem or the storage raised: it cannot be told whether there is one.
     """

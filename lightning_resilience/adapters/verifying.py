@@ -34,7 +34,7 @@ from lightning_resilience.core.verification import (
     orphan,
     step_of,
 )
-from lightning_resilience.errors import CorruptCheckpointError
+from lightning_resilience.errors import ConfigError, CorruptCheckpointError
 
 
 if TYPE_CHECKING:
@@ -142,10 +142,11 @@ class Verification:
     def _look(self, place: Place, name: str) -> Finding | None:
         try:
             manifest = read_manifest(place, self._token)
-        except CorruptCheckpointError as error:
-            return Finding(
-                name=name, state=State.CORRUPT, reason=str(error), step=step_of(name, None)
-            )
+        except (ConfigError, CorruptCheckpointError) as error:
+            # What a later version of this package has saved is not damaged.
+            is_corrupt = isinstance(error, CorruptCheckpointError)
+            state = State.CORRUPT if is_corrupt else State.UNVERIFIED
+            return Finding(name=name, state=state, reason=str(error), step=step_of(name, None))
         info = find_info(place.fs, place.path)
         if info is None:
             return self._absent(place, name, manifest)

@@ -36,7 +36,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 import xxhash
 
-from lightning_resilience.errors import CorruptCheckpointError
+from lightning_resilience.errors import ConfigError, CorruptCheckpointError
 
 
 __all__ = [
@@ -206,10 +206,19 @@ def decode_manifest(raw: bytes, *, path: str) -> Manifest:
         path: Where it was read, for the error.
 
     Raises:
+        ConfigError: A later version of this package has written it. So the checkpoint is not
+            damaged, and neither moved nor passed over for an older one.
         CorruptCheckpointError: It is no manifest of this version, or contradicts itself.
     """
     try:
         version = msgspec.json.decode(raw, type=_Versioned).v
+        if version > _VERSION:
+            message = (
+                f"The manifest {path} has version {version}, this package reads version {_VERSION}:"
+                " a later version of it has saved that checkpoint. Install that one, or remove the "
+                "manifest to load the checkpoint unverified."
+            )
+            raise ConfigError(message)
         if version != _VERSION:
             raise _refused(path, f"has version {version}, this package reads version {_VERSION}")
         manifest = msgspec.json.decode(raw, type=Manifest)

@@ -47,6 +47,7 @@ __all__ = [
     "SpoolConfig",
     "diverts",
     "flush_s",
+    "is_of_another_training",
     "is_outdated",
     "is_spooled",
     "outage_policy",
@@ -174,7 +175,15 @@ class Spool:
         return replace(self, items=tuple(each for each in self.items if each.name != item.name))
 
 
-def refusal(spool: Spool, config: SpoolConfig, path: str, *, free_bytes: int, now_s: float) -> str:
+def refusal(
+    spool: Spool,
+    config: SpoolConfig,
+    path: str,
+    *,
+    free_bytes: int,
+    now_s: float,
+    size_bytes: int = 0,
+) -> str:
     """Tell why a checkpoint cannot be spooled now; empty where it can.
 
     Args:
@@ -183,20 +192,23 @@ def refusal(spool: Spool, config: SpoolConfig, path: str, *, free_bytes: int, no
         path: Where the checkpoint belongs; one that waits under that path makes room for it.
         free_bytes: What the disk of the spool has room for.
         now_s: Now, on the clock of the items.
+        size_bytes: How long the checkpoint will be, as far as that is known; what waits may tell
+            that it is longer.
     """
     others = [item for item in spool.items if item.path != path or item.is_sent]
     held_bytes = sum(item.size_bytes for item in spool.items)
     largest_bytes = max((item.size_bytes for item in spool.items), default=0)
+    next_bytes = max(largest_bytes, size_bytes)
     most_bytes = config.spool_max_bytes
     if most_bytes is None:
         most_bytes = (free_bytes + held_bytes) // 2
     oldest_s = max((now_s - item.since_s for item in spool.items), default=0.0)
     if len(others) >= config.spool_max_items:
         return f"{len(others)} checkpoints wait already (spool_max_items={config.spool_max_items})"
-    if held_bytes + largest_bytes > most_bytes or not free_bytes:
+    if held_bytes + next_bytes > most_bytes or not free_bytes:
         return (
-            f"{held_bytes} bytes wait already, and {free_bytes} are free "
-            f"(spool_max_bytes={most_bytes})"
+            f"{held_bytes} bytes wait already, about {next_bytes} come to them, and {free_bytes} "
+            f"are free (spool_max_bytes={most_bytes})"
         )
     if oldest_s >= config.max_unpublished_s:
         return (
@@ -307,6 +319,8 @@ def plan_for(found: Iterable[tuple[int, str, SpoolEntry]]) -> Plan:
     """Decide which spooled checkpoints are published: of each path the newest.
 
     By the step that they say they are of, not by when they were written: the nodes' clocks differ.
+    Of what is older, that of another training is neither published nor dropped: steps of two
+    trainings say nothing of each other.
 
     Args:
         found: Rank, name and record of each.
@@ -317,7 +331,22 @@ def plan_for(found: Iterable[tuple[int, str, SpoolEntry]]) -> Plan:
         if each[2].path in newest:
             older.append(newest[each[2].path])
         newest[each[2].path] = each
-    return Plan(publish=_by_rank(newest.values()), drop=_by_rank(older))
+    replaced = [one for one in older if not is_of_another_training(one[2], newest[one[2].path][2])]
+    return Plan(publish=_by_rank(newest.values()), drop=_by_rank(replaced))
+
+
+def is_of_another_training(entry: SpoolEntry, other: SpoolEntry | Manifest | None) -> bool:
+    """Tell whether two checkpoints of one path are of trainings that their steps do not order.
+
+    What names no training (weights only) is ordered by its step, as there is nothing else.
+
+    Args:
+        entry: A spooled checkpoint.
+        other: Another one, or what the manifest in storage says; None where there is none.
+    """
+    if other is None or not entry.training or not other.training:
+        return False
+    return entry.training != other.training
 
 
 def is_outdated(entry: SpoolEntry, there: Manifest | None) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import xxhash
 
+from lightning_resilience import JointError
 from lightning_resilience.core.manifest import (
     Origin,
     encode_manifest,
@@ -96,3 +97,20 @@ def test_both_ranks_start_from_the_one_before(
     kept = [path.read_bytes() for path in aside if path.suffix != ".json"]
     assert kept == [damaged]
     assert not (folder / "last-v1.ckpt").exists()
+
+
+def test_one_of_a_later_version_is_not_passed_over_for_an_older_one(
+    whole: bytes, tmp_path: Path
+) -> None:
+    """The run says what to install; nothing is moved, and nothing written over."""
+    put(tmp_path / "step=1.ckpt", whole, saved=whole, at_s=1.9e9)
+    put(tmp_path / "last.ckpt", whole, saved=whole, at_s=2e9)
+    manifest = Path(manifest_path(str(tmp_path / "last.ckpt")))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"v":1', b'"v":2'))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    with pytest.raises(JointError, match=r"has version 2.*Install that one"):
+        fit(Job(folder=str(tmp_path), resume="last", steps=3, ranks=1))
+
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (tmp_path / ".resilience" / "set-aside").exists()

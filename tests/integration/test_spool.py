@@ -26,7 +26,7 @@ from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, make_data, make_model, make_trainer, store_server
 from tests.signalled_job import Signalled, left_together, signalled_job, stopped_together
 from tests.single_rank import fit, names, plan_in_use
-from tests.spooled_saves import MARKS, SPOOL, Spy, outage, unpublished
+from tests.spooled_saves import MARKS, SPOOL, STORAGE, Spy, outage, unpublished
 
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def test_of_one_path_only_the_newest_waits(faulty: Callable[..., Job], spool: Pa
     ("bounds", "why"),
     [
         ({"spool_max_items": 1}, "1 checkpoints wait already (spool_max_items=1)"),
-        ({"spool_max_bytes": 3000}, "(spool_max_bytes=3000)"),
+        ({"spool_max_bytes": 6000}, "(spool_max_bytes=6000)"),
         ({"max_unpublished_s": 0.001}, "(max_unpublished_s=0.001)"),
     ],
 )
@@ -166,6 +166,23 @@ def test_at_a_bound_the_save_waits_for_storage(
     assert max(len(waiting) for waiting in spy.waiting) == 1
     assert names(job) == job.expected
     assert why in caplog.text
+
+
+def test_one_that_is_longer_than_all_may_be_is_not_spooled(
+    faulty: Callable[..., Job], spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even where nothing else waits: it waits for storage, and is not lost."""
+    bounds = {"spool_max_bytes": 1000}
+    job = faulty(outage(name="step=", lasting_s=1.5), options={**SPOOL, "spool": bounds})
+    trainer = make_trainer(job)
+    trainer.callbacks.insert(0, spy := Spy(spool))
+
+    with caplog.at_level("INFO", logger="lightning_resilience"):
+        trainer.fit(make_model(), make_data())
+
+    assert max(len(waiting) for waiting in spy.waiting) == 0
+    assert names(job) == job.expected
+    assert "0 bytes wait already" in caplog.text
 
 
 def test_a_denial_is_no_outage(faulty: Callable[..., Job], spool: Path) -> None:
@@ -468,9 +485,71 @@ def test_a_newer_one_in_storage_is_not_overwritten(faulty: Callable[..., Job], s
     assert unpublished(spool) == []
 
 
-def left_last(job: Job, spool: Path) -> Job:
-    """Leave last.ckpt of step 4 on the node."""
-    job = replace(job, steps=4, options={**SPOOL, "spool": {"flush_timeout_s": 0.2}})
+def test_one_of_another_training_is_not_lost_to_what_was_spooled(
+    faulty: Callable[..., Job], spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody began anew on another node; the older training had gone further, and was spooled."""
+    last = {"save_last": True, "save_top_k": 0}
+    job = left_last(faulty(outage(name="last"), checkpoint=last, every=4), spool, steps=8)
+    folder = Path(job.folder.removeprefix("faulty://"))
+    kept = spool.rename(spool.parent / "away")
+    spool.mkdir()
+    fit(faulty(steps=4, options=SPOOL, checkpoint=last, every=4))
+    verified = (folder / "last.ckpt").read_bytes()
+    shutil.rmtree(spool)
+    kept.rename(spool)
+
+    fit(faulty(steps=12, options=SPOOL, resume="last", checkpoint=last, every=4))
+
+    aside = folder / ".resilience" / "set-aside"
+    (found,) = [path for path in aside.iterdir() if path.suffix != ".json"]
+    assert found.read_bytes() == verified
+    assert "of another training, of no earlier step, takes its place" in caplog.text
+    assert unpublished(spool) == []
+
+
+def test_what_was_spooled_is_not_lost_to_one_of_another_training(
+    faulty: Callable[..., Job], spool: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody has gone back to an earlier step, and what was saved since is on the node alone."""
+    checkpoint = {"save_last": True, "save_top_k": -1}
+    job = faulty(steps=8, options=SPOOL, checkpoint=checkpoint)
+    fit(job)
+    back = f"{job.folder}/step=4.ckpt"
+    # Of everything: the manifest of the older one stays as well.
+    ill = Rule(operations=(*STORAGE, "manifest_rm_file"), name="last", error="reset")
+    left_last(faulty(ill, checkpoint=checkpoint, resume=back), spool, steps=6)
+    (file,) = spool.glob("*/*/unpublished/*.checkpoint")
+    spooled = file.read_bytes()
+
+    fit(faulty(steps=8, options=SPOOL, checkpoint=checkpoint, resume="last"))
+
+    (kept,) = spool.glob("*/*/damaged/*.checkpoint")
+    assert kept.read_bytes() == spooled
+    assert "what is there is of another training, and of a later step" in caplog.text
+
+
+def test_a_damaged_manifest_in_storage_says_nothing_of_what_was_spooled(
+    faulty: Callable[..., Job], spool: Path
+) -> None:
+    """The good one on the node is published, and the one that nobody can tell of is kept."""
+    job = left(faulty(outage(name="step=4")), spool)
+    folder = Path(job.folder.removeprefix("faulty://"))
+    shutil.copy(folder / "step=2.ckpt", folder / "step=4.ckpt")
+    (folder / ".resilience" / "step=4.ckpt.json").write_text("{", encoding="utf-8")
+
+    trainer = fit(faulty(steps=4, options=SPOOL, resume=f"{job.folder}/step=4.ckpt"))
+
+    assert trainer.global_step == 4
+    assert list((folder / ".resilience" / "set-aside").iterdir()) != []
+    manifest = folder / ".resilience" / "step=4.ckpt.json"
+    assert json.loads(manifest.read_text(encoding="utf-8"))["step"] == 4
+    assert list(spool.glob("*/*/damaged")) == []
+
+
+def left_last(job: Job, spool: Path, *, steps: int = 4) -> Job:
+    """Leave last.ckpt of the last step on the node."""
+    job = replace(job, steps=steps, options={**SPOOL, "spool": {"flush_timeout_s": 0.2}})
     fit(job)
     assert unpublished(spool) == ["last.ckpt"]
     return job

@@ -10,6 +10,7 @@ streamed into a staged file. A complete staged file is kept for the next attempt
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["StagedSave", "verify_size"]
+
+_log = logging.getLogger(__name__)
 
 
 class StagedSave(Work):
@@ -87,6 +90,13 @@ class StagedSave(Work):
             ),
         }
 
+    def size_bytes(self) -> tuple[int, int]:
+        """Return about how long it will be, and how much of that is on this node already."""
+        staged = self._known.staged
+        if staged is None or staged.path not in self._names:
+            return _tensor_bytes(self.checkpoint), 0
+        return staged.size_bytes, staged.size_bytes
+
     def spool(self, path: str, token: CancelToken) -> Staged:
         """Write the checkpoint to ``path`` on this node, whole; storage is asked nothing.
 
@@ -127,9 +137,17 @@ class StagedSave(Work):
         torch.save(self.checkpoint, cast("IO[bytes]", file))
 
     def close(self) -> None:
-        """Remove all staged files of the spool directory."""
+        """Remove all staged files of the spool directory, as far as that can be done."""
         for name in self._names:
-            discard(name)
+            _discard_or_say(name)
+
+
+def _discard_or_say(name: str) -> None:
+    try:
+        discard(name)
+    except OSError as error:
+        # How the save has ended is known to all ranks, and this one must not leave by itself.
+        _log.warning("the staged file %s is left on this node: %s", name, error)
 
 
 class _Early:

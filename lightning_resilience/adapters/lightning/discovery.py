@@ -38,7 +38,7 @@ from lightning_resilience.core.pipeline import Step, carry_out
 from lightning_resilience.core.resolution import Found, Inspection, sort_names
 from lightning_resilience.core.shards import UNFINISHED, Form
 from lightning_resilience.core.verification import State, of_undescribed
-from lightning_resilience.errors import CorruptCheckpointError
+from lightning_resilience.errors import ConfigError, CorruptCheckpointError
 
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _marked(storage: Storage, token: CancelToken, candidate: Candidate) -> Candi
     """Return a candidate with what its manifest says."""
     try:
         manifest = read_manifest(storage.place(candidate.url), token)
-    except CorruptCheckpointError:
+    except (ConfigError, CorruptCheckpointError):
         # Why it cannot be loaded is said by whoever looks at it.
         return replace(candidate, is_marked=True)
     token.progress()
@@ -189,6 +189,7 @@ def verify(
 
     Raises:
         FileNotFoundError: It is not there.
+        ConfigError: A later version of this package has written its manifest.
         CheckpointError: It is being written again.
         OSError: It cannot be told.
     """

@@ -30,7 +30,7 @@ from lightning_resilience.adapters.lightning.removals import carry_out_the_rest
 from lightning_resilience.adapters.lightning.resilient_io import format_of
 from lightning_resilience.adapters.lightning.spooling import Spooling
 from lightning_resilience.adapters.lightning.storeless import Storeless
-from lightning_resilience.adapters.lightning.unspooling import Publishing
+from lightning_resilience.adapters.lightning.unspooling import NotComparableError, Publishing
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import left_behind
@@ -247,9 +247,11 @@ def publish_what_was_left(trainer: Any, session: Session, asked: Any) -> None:
         texts = session.told("unspool") if session.member.rank == 0 else ()
         told = session.on_rank_zero("plan", root, partial(_plan, texts), is_guarded=False)
         plan = decode(_Told, told.detail.encode(), key="the plan for what nodes have left")
-        _drop(mine, plan.drop.get(str(session.member.rank), ()))
+        drop = plan.drop.get(str(session.member.rank), ())
+        publish = plan.publish.get(str(session.member.rank), ())
+        _drop(mine, drop)
+        _say_what_stays(mine, {*drop, *publish})
         if plan.publish:
-            publish = plan.publish.get(str(session.member.rank), ())
             _publish(session, root, [each for each in mine if each[1].name in publish])
             _drop(mine, publish)
             _share_what_is_there(session, root)
@@ -308,6 +310,16 @@ def _drop(mine: Iterable[tuple[SpoolDirectory, Kept]], names: Iterable[str]) -> 
             spool.drop(kept.name)
 
 
+def _say_what_stays(mine: Iterable[tuple[SpoolDirectory, Kept]], settled: set[str]) -> None:
+    for _, kept in mine:
+        if kept.name not in settled:
+            _log.warning(
+                "the spooled checkpoint %s stays on this node: another one of %s, of another "
+                "training and of a later step, is published",
+                *(kept.file, redacted(kept.entry.path)),
+            )
+
+
 def _publish(session: Session, root: str, mine: list[tuple[SpoolDirectory, Kept]]) -> None:
     done: set[str] = set()
     there: set[str] = set()
@@ -321,7 +333,7 @@ def _publish(session: Session, root: str, mine: list[tuple[SpoolDirectory, Kept]
             )
             try:
                 published = work.attempt(token)
-            except CorruptCheckpointError as error:
+            except (CorruptCheckpointError, NotComparableError) as error:
                 _log.warning("%s It is set aside as %s.", error, spool.set_aside(one.name))
             else:
                 _log.info(

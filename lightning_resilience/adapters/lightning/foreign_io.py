@@ -175,6 +175,13 @@ class LocalSave(_OnThisNode):
             Step.MARK: lambda done: commit.end(place, done.tree.contents, token),
         }
 
+    def size_bytes(self) -> tuple[int, int]:
+        """Return how long what is staged is, twice; nobody knows it before that."""
+        staged = self._known.staged
+        contents = {} if staged is None else staged.tree.contents
+        size_bytes = sum(size for size, _ in contents.values())
+        return size_bytes, size_bytes
+
     def spool(self, path: str, token: CancelToken) -> Tree:
         """Have ``path`` be the checkpoint, whole and on this node; storage is asked nothing.
 

@@ -74,6 +74,10 @@ class Spoolable(Protocol):
     url: str
     origin: Origin
 
+    def size_bytes(self) -> tuple[int, int]:
+        """Return about how long it will be, and how much of that is on this node already."""
+        ...
+
     def spool(self, path: str, token: CancelToken) -> Staged | Tree:
         """Have ``path`` be the checkpoint; storage is asked nothing."""
         ...
@@ -117,7 +121,13 @@ class Spooling:
         alone, directory = self._alone, self._shelf.claim()
         now_s = alone.driver.clock.now_s()
         spool, path = self._shelf.spool, name_of(work.url)
-        refused = refusal(spool, self._config, path, free_bytes=directory.free_bytes, now_s=now_s)
+        size_bytes, staged_bytes = work.size_bytes()
+        refused = refusal(
+            *(spool, self._config, path),
+            free_bytes=directory.free_bytes + staged_bytes,
+            now_s=now_s,
+            size_bytes=size_bytes,
+        )
         if refused:
             raise CheckpointError(refused)
         name, number = alone.driver.dice.nonce(), alone.retaining.number_being_saved(work.url)

@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.lightning.checkpoint_io import verify_size
 from lightning_resilience.adapters.lightning.commit import Commit
 from lightning_resilience.adapters.lightning.foreign_io import LocalSave
 from lightning_resilience.adapters.lightning.work import Work
 from lightning_resilience.adapters.manifests import read_manifest
+from lightning_resilience.adapters.set_aside import identify, set_aside
 from lightning_resilience.adapters.staging import Staged, discard, stage
 from lightning_resilience.adapters.tree_copies import copy_tree
 from lightning_resilience.adapters.trees import (
@@ -24,10 +26,18 @@ from lightning_resilience.adapters.trees import (
     files_below,
     measure,
 )
+from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.manifest import Origin, difference, manifest_of
 from lightning_resilience.core.pipeline import Progress, Step, carry_out, save
-from lightning_resilience.core.spool import is_outdated
-from lightning_resilience.errors import CallTimeoutError, CorruptCheckpointError
+from lightning_resilience.core.resolution import Inspection
+from lightning_resilience.core.set_aside import told
+from lightning_resilience.core.spool import is_of_another_training, is_outdated
+from lightning_resilience.errors import (
+    CallTimeoutError,
+    CheckpointError,
+    ConfigError,
+    CorruptCheckpointError,
+)
 
 
 if TYPE_CHECKING:
@@ -39,7 +49,16 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["Publishing"]
+__all__ = ["NotComparableError", "Publishing"]
+
+
+_OTHER_TRAINING: Final = "what is there is of another training, and of a later step."
+
+_log = logging.getLogger(__name__)
+
+
+class NotComparableError(CheckpointError):
+    """Two checkpoints of one path, of which nobody can tell which is the newer one."""
 
 
 @contextlib.contextmanager
@@ -95,7 +114,10 @@ class Publishing(Work):
 
         Raises:
             CorruptCheckpointError: What is on this node is not what was spooled.
-            CheckpointError: The storage reports another size than was written, or nothing.
+            NotComparableError: Storage has one of another training, of a later step; or one that a
+                later version of this package has saved.
+            CheckpointError: The storage reports another size than was written, or nothing; or what
+                is there could not be moved out of the way.
             OSError: What the filesystem or the storage raised.
         """
         with self._sending() as is_wanted:
@@ -103,12 +125,47 @@ class Publishing(Work):
 
     def _publish(self, token: CancelToken) -> Staged | Tree | None:
         entry, place = self._kept.entry, self.storage.place(self.url)
-        if self._from_before and is_outdated(entry, read_manifest(place, token)):
+        if self._from_before and not self._goes_before_what_is_there(place, token):
             return None
         if entry.files:
             return self._tree.attempt(token)
         steps = save(self._known, keeps_staged=not place.store.is_local)
         return carry_out(steps, self._hands(place, token))
+
+    def _goes_before_what_is_there(self, place: Place, token: CancelToken) -> bool:
+        """Tell whether it is published; what is there and may be the better one is set aside."""
+        entry = self._kept.entry
+        try:
+            there = read_manifest(place, token)
+        except ConfigError as error:
+            raise NotComparableError(_another(self._kept, str(error))) from error
+        except CorruptCheckpointError as error:
+            # It says nothing of the copy on this node, which is good.
+            self._make_room(str(error), token)
+            return True
+        is_other = is_of_another_training(entry, there)
+        if is_outdated(entry, there):
+            if is_other:
+                raise NotComparableError(_another(self._kept, _OTHER_TRAINING))
+            return False
+        if is_other:
+            self._make_room("one of another training, of no earlier step, takes its place", token)
+        return True
+
+    def _make_room(self, why: str, token: CancelToken) -> None:
+        mark = identify(self.storage, self.url, token)
+        if not mark:
+            # Nothing, or a link: what that points to stays.
+            return
+        found = Inspection(path=self.url, rejected=why, mark=mark)
+        moved = set_aside(self.storage, token, damaged=found, nonce=self._nonce())
+        if not moved.to:
+            message = (
+                f"{redacted(self.url)} cannot be moved out of the way ({moved.problem}), so the "
+                f"spooled checkpoint {self._kept.file} is not published"
+            )
+            raise CheckpointError(message)
+        _log.warning("%s", told(found, moved))
 
     def _hands(self, place: Place, token: CancelToken) -> dict[Step, Callable[[Any], object]]:
         contents = self._kept.entry.contents
@@ -186,6 +243,14 @@ class _KeptTree(LocalSave):
 
 def _nothing(path: str) -> None:
     del path
+
+
+def _another(kept: Kept, why: str) -> str:
+    return (
+        f"the spooled checkpoint {kept.file} is not published as {redacted(kept.entry.path)}: "
+        f"{why} So nobody can tell which of the two is wanted. To go on from the spooled one, give "
+        "its file as ckpt_path."
+    )
 
 
 def _damaged(kept: Kept, what: str) -> CorruptCheckpointError:

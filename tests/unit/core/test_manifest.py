@@ -20,7 +20,7 @@ from lightning_resilience.core.manifest import (
     manifest_path,
 )
 from lightning_resilience.core.outcome import FailureClass, classify
-from lightning_resilience.errors import CorruptCheckpointError
+from lightning_resilience.errors import ConfigError, CorruptCheckpointError
 
 
 def digest(data: bytes) -> str:
@@ -88,6 +88,12 @@ def test_fields_of_a_newer_minor_version_are_ignored() -> None:
     assert decode_manifest(raw, path="p") == FILE
 
 
+def test_what_a_later_version_has_written_is_not_damaged() -> None:
+    """Else a run that goes back one version would move the newest away, and load an older one."""
+    with pytest.raises(ConfigError, match=r"a\.json has version 2.* Install that one"):
+        decode_manifest(changed(v=2, files="of another kind"), path="a.json")
+
+
 def changed(manifest: Any = FILE, **fields: Any) -> bytes:
     """The bytes of a manifest with other fields."""
     return json.dumps({**msgspec.to_builtins(manifest), **fields}).encode()
@@ -101,7 +107,7 @@ def changed(manifest: Any = FILE, **fields: Any) -> bytes:
         b"<html>not found</html>",
         encode_manifest(FILE)[:-9],
         b"[" * 100_000,
-        changed(v=2),
+        changed(v=0),
         changed(v="1"),
         changed(path="a/b"),
         changed(path=""),

@@ -19,6 +19,7 @@ from lightning_resilience.core.spool import (
     SpoolConfig,
     diverts,
     flush_s,
+    is_of_another_training,
     is_outdated,
     is_spooled,
     outage_policy,
@@ -56,10 +57,16 @@ def spool(*items: Item) -> Spool:
 
 
 def entry(
-    path: str = "/c/a", *, step: int | None = 4, number: int = 1, digest: str = DIGEST
+    path: str = "/c/a",
+    *,
+    step: int | None = 4,
+    number: int = 1,
+    digest: str = DIGEST,
+    training: str = "",
 ) -> SpoolEntry:
     """A record."""
-    return SpoolEntry(path=path, size_bytes=10, digest=digest, number=number, step=step)
+    said = {"number": number, "step": step, "training": training}
+    return SpoolEntry(path=path, size_bytes=10, digest=digest, **said)  # type: ignore[arg-type]
 
 
 def age(record: SpoolEntry) -> tuple[int, int]:
@@ -144,6 +151,21 @@ def test_a_bound_that_is_reached_is_named(
 
     assert bool(told) is bool(why)
     assert why in told
+
+
+@pytest.mark.parametrize(
+    ("waiting", "size_bytes", "is_refused"),
+    [(spool(), 100, False), (spool(), 101, True), (spool(item("a", 1, size_bytes=40)), 61, True)],
+)
+def test_one_that_is_too_long_by_itself_does_not_wait(
+    waiting: Spool,
+    size_bytes: int,
+    is_refused: bool,  # noqa: FBT001 - data
+) -> None:
+    """The bound holds for the first of all as well, and for one that is longer than the others."""
+    told = refusal(waiting, CONFIG, "b", free_bytes=1000, now_s=0.0, size_bytes=size_bytes)
+
+    assert bool(told) is is_refused
 
 
 def test_by_default_half_of_the_disk_is_left_to_others() -> None:
@@ -353,6 +375,37 @@ def test_what_storage_has_is_left_where_it_is_newer(
 ) -> None:
     """Without a manifest nothing says that it is any good, and of the same this copy is."""
     assert is_outdated(entry(step=4), there) is expected
+
+
+def test_the_older_of_two_trainings_is_not_dropped() -> None:
+    """It may have gone less far and be the one that is wanted; of its own it would be dropped."""
+    other, mine, older = (
+        entry(step=8, training="a"),
+        entry(step=4, training="b"),
+        entry(step=2, training="a"),
+    )
+
+    plan = plan_for([(0, "x", other), (0, "y", mine), (1, "z", older)])
+
+    assert plan.publish == {0: ("x",)}
+    assert plan.drop == {1: ("z",)}
+
+
+@pytest.mark.parametrize(
+    ("mine", "there", "expected"),
+    [("a", "b", True), ("a", "a", False), ("", "b", False), ("a", "", False), ("a", None, False)],
+)
+def test_steps_order_what_is_of_one_training(
+    mine: str,
+    there: str | None,
+    expected: bool,  # noqa: FBT001 - data
+) -> None:
+    """And what names none, for want of anything else."""
+    manifest = None
+    if there is not None:
+        manifest = Manifest(path="a", size_bytes=10, digest=DIGEST, step=8, training=there)
+
+    assert is_of_another_training(entry(training=mine), manifest) is expected
 
 
 def test_a_record_survives_its_file() -> None:

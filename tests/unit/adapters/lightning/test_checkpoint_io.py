@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -54,3 +55,20 @@ def test_a_save_to_object_storage_leaves_no_staged_file(tmp_path: Path) -> None:
 
     assert kept == [".resilience-n0.staged"]
     assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_a_staged_file_that_cannot_be_removed_fails_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All ranks have agreed by then how it has ended; this one alone would say something else."""
+    save = staged_save("memory://bucket/a.ckpt", tmp_path / "spool")
+    save.attempt(RecordingToken())
+
+    def refuse(*_args: object, **_kwargs: object) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    save.close()
+
+    assert "Read-only file system" in caplog.text
+    assert ".resilience-n0.staged" in caplog.text
