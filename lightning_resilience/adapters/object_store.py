@@ -8,21 +8,22 @@ storage         staged                                      published by
 local           beside the target                           a rename, then fsync of the directory
 ``memory://``   in the spool directory                      one assignment
 ``s3://``       in the spool directory                      one streamed PutObject (up to 16 MiB)
-``s3://``       above that, in the spool directory          parts, and their completion
+``gs://``       in the spool directory                      one streamed upload (up to 16 MiB)
+both            above that, in the spool directory          parts, and their completion
 others          in the spool directory                      one ``put_file`` of their own
 ==============  ==========================================  ========================================
 
 ``put_file`` of s3fs reads up to 100 MiB into memory and sends larger files as a multipart upload
-that knows nothing of its caller's timeout. A PutObject is atomic by the protocol: a connection that
-ends early leaves no object. What is longer is sent in parts, several at once (``s3_upload``), which
-several connections carry faster than one; the first ones, where the caller asks for it, while the
-rest of the file is still being staged. An upload in parts that is gone when it is to be
-completed may be gone *because* it was completed, by a request whose answer was lost; so the object
-is looked for before the upload counts as failed.
+that knows nothing of its caller's timeout, and that of gcsfs sends pieces one after the other. One
+request is atomic by the protocol: a connection that ends early leaves no object. What is longer is
+sent in parts, several at once (``parted_upload``), which several connections carry faster than one;
+the first ones, where the caller asks for it, while the rest of the file is still being staged. An
+upload in parts that is gone when it is to be completed may be gone *because* it was completed, by a
+request whose answer was lost; so the object is looked for before the upload counts as failed.
 
-What S3 or a filesystem has called the file when it took it is compared with what is there when its
-size is asked for next, so that a write is noticed that was dropped over an older one of the same
-length (``receipts``).
+What S3, Google or a filesystem has called the file when it took it is compared with what is there
+when its size is asked for next, so that a write is noticed that was dropped over an older one of
+the same length (``receipts``).
 
 A name is not used again before what was sent about it has ended (``landings``).
 
@@ -41,10 +42,14 @@ from lightning_resilience.adapters.google_storage import (
     put_file,
     raise_if_no_bucket,
 )
+from lightning_resilience.adapters.google_upload import GoogleRequests, NotTakenError, note_refusal
+from lightning_resilience.adapters.google_upload import put_object as put_google_object
+from lightning_resilience.adapters.google_upload import takes_parts
 from lightning_resilience.adapters.landings import Progress, landing, removing
 from lightning_resilience.adapters.local_files import fsync_directory, remove, seen, seen_in
+from lightning_resilience.adapters.parted_upload import parted_upload
 from lightning_resilience.adapters.receipts import acknowledge, compare, forget
-from lightning_resilience.adapters.s3_upload import parted_upload, put_object
+from lightning_resilience.adapters.s3_upload import S3Requests, put_object
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.core.evidence import inner_codes
 from lightning_resilience.core.parts import Lengths, cut
@@ -58,7 +63,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.landings import Landing
-    from lightning_resilience.adapters.s3_upload import PartedUpload
+    from lightning_resilience.adapters.parted_upload import PartedUpload, Requests
     from lightning_resilience.ports import CancelToken
 
 
@@ -70,7 +75,7 @@ __all__ = [
     "strip_protocol",
 ]
 
-_S3_LENGTHS = Lengths(single_bytes=16 * 2**20, shortest_bytes=5 * 2**20, longest_bytes=16 * 2**20)
+_LENGTHS = Lengths(single_bytes=16 * 2**20, shortest_bytes=5 * 2**20, longest_bytes=16 * 2**20)
 # What "there is no such object" looks like inside a FileNotFoundError; no code at all is what
 # filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
 _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
@@ -105,6 +110,7 @@ class FsspecObjectStore:
         self._patience_s = patience_s
         self._protocols = protocols(fs)
         self.is_local = "file" in self._protocols
+        self._is_google = not _GOOGLE.isdisjoint(self._protocols)
 
     def staging_path(self, path: str, nonce: str) -> str:
         """Return where to stage ``path``: a name that says nothing of the target's name."""
@@ -141,11 +147,14 @@ class FsspecObjectStore:
             self._publish_by_rename(staged_path, path, token)
             return
         with self.landing(path, token) as landing:
-            if upload is not None and upload.is_begun and upload.plan.holds(_size(staged_path)):
-                tag = self._complete(upload, staged_path, path, landing=landing)
-            else:
-                tag = self._send(staged_path, path, landing)
-        acknowledge(self._key(path), Receipt(tag=tag))
+            try:
+                receipt = self._send(staged_path, path, landing=landing, upload=upload)
+            except NotTakenError as error:
+                note_refusal(self._fs, path, error)
+                receipt = self._put_file(staged_path, path, landing)
+            if self._is_google:
+                compare_crc32c(find_info(self._fs, path), staged_path, token)
+        acknowledge(self._key(path), receipt)
         token.progress()
         self._fs.invalidate_cache(path)
 
@@ -156,19 +165,22 @@ class FsspecObjectStore:
     def _key(self, path: str) -> str:
         return f"{self._protocols[0]}://{strip_protocol(self._fs, path).rstrip('/')}"
 
-    def _send(self, staged_path: str, path: str, landing: Landing) -> str:
-        """Send a file; return the tag that the storage has given it, empty where it gives none."""
-        if "s3" in self._protocols and _size(staged_path) <= _S3_LENGTHS.single_bytes:
+    def _send(
+        self, staged_path: str, path: str, *, landing: Landing, upload: PartedUpload | None
+    ) -> Receipt:
+        """Send a file; return what the storage calls it, empty where it does not say."""
+        size_bytes = _size(staged_path)
+        if upload is not None and upload.is_begun and upload.plan.holds(size_bytes):
+            return self._complete(upload, staged_path, path, landing=landing)
+        if size_bytes > _LENGTHS.single_bytes:
+            with self.upload(staged_path, path, landing.token, expected_bytes=size_bytes) as parts:
+                if parts is not None:
+                    return self._complete(parts, staged_path, path, landing=landing)
+        elif "s3" in self._protocols:
             return put_object(self._fs, staged_path, path, landing=landing)
-        if "s3" in self._protocols:
-            return self._put_parts(staged_path, path, landing)
-        if "memory" in self._protocols:
-            data = Path(staged_path).read_bytes()
-            landing.send()
-            self._fs.pipe_file(path, data)
-        else:
-            self._put_file(staged_path, path, landing)
-        return ""
+        elif self._is_google:
+            return put_google_object(self._fs, staged_path, path, landing=landing)
+        return self._put_file(staged_path, path, landing)
 
     def size(self, path: str) -> int | None:
         """Return the size that the storage itself reports now; None only if there is no object.
@@ -242,16 +254,20 @@ class FsspecObjectStore:
         fsync_directory(target.parent)
         token.progress()
 
-    def _put_file(self, staged_path: str, path: str, landing: Landing) -> None:
+    def _put_file(self, staged_path: str, path: str, landing: Landing) -> Receipt:
         landing.token.raise_if_cancelled()
         if not _SENDING_AT_ONCE.isdisjoint(self._protocols):
             landing.send()
         progress = Progress(landing, size_bytes=_size(staged_path))
-        if _GOOGLE.isdisjoint(self._protocols):
+        if self._is_google:
+            put_file(self._fs, staged_path, path, progress=progress)
+        elif "memory" in self._protocols:
+            data = Path(staged_path).read_bytes()
+            landing.send()
+            self._fs.pipe_file(path, data)
+        else:
             self._fs.put_file(staged_path, path, callback=progress)
-            return
-        put_file(self._fs, staged_path, path, progress=progress)
-        compare_crc32c(find_info(self._fs, path), staged_path, landing.token)
+        return Receipt()
 
     def upload(
         self, staged_path: str, path: str, token: CancelToken, *, expected_bytes: int
@@ -264,19 +280,19 @@ class FsspecObjectStore:
             token: The caller's token.
             expected_bytes: About how long it will be.
         """
-        if "s3" not in self._protocols:
+        requests: Requests
+        if "s3" in self._protocols:
+            requests = S3Requests(self._fs, path)
+        elif self._is_google and takes_parts(self._fs, path):
+            requests = GoogleRequests(self._fs, path)
+        else:
             return nullcontext()
-        plan = cut(expected_bytes, _S3_LENGTHS)
-        return parted_upload(self._fs, staged_path, path, token=token, plan=plan)
-
-    def _put_parts(self, staged_path: str, path: str, landing: Landing) -> str:
-        plan = cut(_size(staged_path), _S3_LENGTHS)
-        with parted_upload(self._fs, staged_path, path, token=landing.token, plan=plan) as upload:
-            return self._complete(upload, staged_path, path, landing=landing)
+        plan = cut(expected_bytes, _LENGTHS)
+        return parted_upload(requests, staged_path, token=token, plan=plan)
 
     def _complete(
         self, upload: PartedUpload, staged_path: str, path: str, *, landing: Landing
-    ) -> str:
+    ) -> Receipt:
         size_bytes = _size(staged_path)
         before = find_info(self._fs, path)
         try:
@@ -288,7 +304,7 @@ class FsspecObjectStore:
             # One of the same size that has been there before is not the one that was sent.
             if after is None or after == before or int(after["size"]) != size_bytes:
                 raise
-            return ""
+            return Receipt()
 
 
 def protocols(fs: AbstractFileSystem | type[AbstractFileSystem]) -> tuple[str, ...]:
@@ -376,7 +392,7 @@ def _is_bucket(fs: AbstractFileSystem, path: str) -> bool:
 
 
 def _seen_in(found: Mapping[str, Any]) -> Receipt:
-    return Receipt(tag=tag_of(found.get("ETag")))
+    return Receipt(tag=tag_of(found.get("ETag")), generation=str(found.get("generation") or ""))
 
 
 def _size(path: str) -> int:

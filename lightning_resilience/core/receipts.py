@@ -10,6 +10,7 @@ of the same name, often of the same length. So what storage called the new one w
 storage         receipt
 ==============  ====================================================================================
 S3              the ETag, in the answer to a PutObject or to the completion of an upload in parts
+Google          the generation, in the same answers; its two protocols have different ETags
 filesystems     inode and time of the staged file, which a rename takes along. Some give a file
                 another inode when it is renamed or looked up again, and some keep times in whole
                 seconds, so only both together say that it is another file
@@ -35,11 +36,13 @@ class Receipt:
 
     Args:
         tag: The ETag, without quotes.
+        generation: The number of the version.
         inode: The number of the file.
         modified_s: When it was written, in seconds of the filesystem's clock.
     """
 
     tag: str = ""
+    generation: str = ""
     inode: int | None = None
     modified_s: float | None = None
 
@@ -62,6 +65,11 @@ def contradiction(taken: Receipt, found: Receipt) -> str:
     """
     if taken.tag and found.tag and taken.tag != found.tag:
         return f"its ETag is {found.tag}, and storage has acknowledged {taken.tag}"
+    if taken.generation and found.generation and taken.generation != found.generation:
+        return (
+            f"it is generation {found.generation}, and storage has acknowledged generation "
+            f"{taken.generation}"
+        )
     if None in {taken.inode, found.inode, taken.modified_s, found.modified_s}:
         return ""
     apart_s = abs((taken.modified_s or 0.0) - (found.modified_s or 0.0))

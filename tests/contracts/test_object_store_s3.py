@@ -75,7 +75,7 @@ class TestS3ObjectStore(ObjectStoreContract):
         """What is longer than a few parts is sent in parts, and told part by part."""
         part = 5 * 2**20
         lengths = Lengths(single_bytes=part, shortest_bytes=part, longest_bytes=part)
-        monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
+        monkeypatch.setattr(object_store, "_LENGTHS", lengths)
         data = b"x" * (2 * part + 1)
         token = RecordingToken()
 
@@ -90,7 +90,7 @@ class TestS3ObjectStore(ObjectStoreContract):
         """What was sent is thrown away by the storage too."""
         part = 5 * 2**20
         lengths = Lengths(single_bytes=part, shortest_bytes=part, longest_bytes=part)
-        monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
+        monkeypatch.setattr(object_store, "_LENGTHS", lengths)
         staged = self.stage(store, path, b"x" * (2 * part + 1))
 
         with pytest.raises(TimeoutError):
@@ -111,7 +111,7 @@ class TestS3ObjectStore(ObjectStoreContract):
         """The storage says that it is done, and what it has called the new one is not there."""
         if method == "POST":
             lengths = Lengths(single_bytes=1, shortest_bytes=5 * 2**20, longest_bytes=5 * 2**20)
-            monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
+            monkeypatch.setattr(object_store, "_LENGTHS", lengths)
         path, forgets = f"{folder}/a.ckpt", False
         ends = "uploadId=" if method == "POST" else "a.ckpt"
 

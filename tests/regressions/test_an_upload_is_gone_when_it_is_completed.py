@@ -72,7 +72,7 @@ def save(
 ) -> Callable[..., tuple[Any, Uploads]]:
     """Save one checkpoint of a little more than two parts, under a guard."""
     lengths = Lengths(single_bytes=PART_BYTES, shortest_bytes=PART_BYTES, longest_bytes=PART_BYTES)
-    monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
+    monkeypatch.setattr(object_store, "_LENGTHS", lengths)
     storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
     nonces = itertools.count()
 

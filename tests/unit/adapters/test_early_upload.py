@@ -110,7 +110,7 @@ def saving(
 ) -> Saving:
     """A save in parts of 5 MiB."""
     lengths = Lengths(single_bytes=PART_BYTES, shortest_bytes=PART_BYTES, longest_bytes=PART_BYTES)
-    monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
+    monkeypatch.setattr(object_store, "_LENGTHS", lengths)
     return Saving(s3_server, bucket, tmp_path)
 
 
@@ -261,7 +261,7 @@ def test_a_file_that_outgrows_its_parts_is_sent_anew(
 def test_a_short_checkpoint_is_one_request(saving: Saving, monkeypatch: pytest.MonkeyPatch) -> None:
     """No upload is begun for what one PutObject carries."""
     whole = Lengths(single_bytes=2**25, shortest_bytes=PART_BYTES, longest_bytes=PART_BYTES)
-    monkeypatch.setattr(object_store, "_S3_LENGTHS", whole)
+    monkeypatch.setattr(object_store, "_LENGTHS", whole)
     requests = Requests(saving.fs)
 
     saving.save.attempt(RecordingToken())

@@ -102,7 +102,7 @@ def store(
 ) -> FsspecObjectStore:
     """A store that sends in parts what is longer than a part."""
     lengths = Lengths(single_bytes=PART_BYTES, shortest_bytes=PART_BYTES, longest_bytes=PART_BYTES)
-    monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
+    monkeypatch.setattr(object_store, "_LENGTHS", lengths)
     fs, _ = private_filesystem("s3://", s3_server.storage_options)
     return FsspecObjectStore(fs, spool_directory=str(tmp_path), patience_s=0.2)
 
