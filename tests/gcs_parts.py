@@ -3,7 +3,7 @@
 """Uploads in parts for the emulator of Google Cloud Storage, which knows only its JSON protocol.
 
 The requests and answers are those that Google documents for its XML protocol;
-``test_the_emulator_takes_parts`` lets Google's own client use them.
+``test_gcs_parts`` lets Google's own client use them.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class GcsParts:
             request.base_url, upload.bucket, upload.key, upload.content_type, str(len(data))
         )
         made = {**self._objects._checksums(data, made), "etag": f"{name}-etag"}
-        del made["md5Hash"]
+        made["md5Hash"] = None
         storage.create_file(upload.bucket, upload.key, data, made)
         del self.uploads[name]
         response["x-goog-generation"] = made["generation"]
