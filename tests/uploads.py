@@ -7,17 +7,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
+from tests.http_server import Answer
+from tests.s3_server import denying_server
+
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractContextManager
 
     from tests.gcs_server import GcsServer
-    from tests.s3_server import S3Server
+    from tests.http_server import Request
+    from tests.s3_server import FailingServer, S3Server
 
 
 PART_BYTES = 5 * 2**20
@@ -49,6 +55,17 @@ class Side(Protocol):
     def url(self, key: str) -> str:
         """Return the URL of an object."""
 
+    def write(self, key: str, data: bytes) -> None:
+        """Make an object past every client of ours."""
+
+    def forgetful(
+        self, forgets: Callable[[str, str], bool]
+    ) -> AbstractContextManager[FailingServer]:
+        """Run a server before this one that answers some writes as if it had carried them out."""
+
+    def options_at(self, url: str) -> dict[str, Any]:
+        """Return the options of a client of a server that stands before this one."""
+
 
 class S3Side:
     """``s3://``."""
@@ -57,7 +74,7 @@ class S3Side:
 
     def __init__(self, server: S3Server) -> None:
         self.options, self.bucket = server.storage_options, server.new_bucket()
-        self._client = server.client()
+        self._client, self._server = server.client(), server
 
     def uploads(self) -> list[str]:
         """Return the keys of what is unfinished."""
@@ -79,6 +96,20 @@ class S3Side:
     def url(self, key: str) -> str:
         """Return the URL of an object."""
         return f"s3://{self.bucket}/{key}"
+
+    def write(self, key: str, data: bytes) -> None:
+        """Make an object."""
+        self._client.put_object(Bucket=self.bucket, Key=key, Body=data)
+
+    def forgetful(
+        self, forgets: Callable[[str, str], bool]
+    ) -> AbstractContextManager[FailingServer]:
+        """Run a server that forgets."""
+        return denying_server(self._server, forgets=forgets)
+
+    def options_at(self, url: str) -> dict[str, Any]:
+        """Return the options of a client of another server."""
+        return {**self.options, "endpoint_url": url}
 
 
 class GoogleSide:
@@ -105,6 +136,28 @@ class GoogleSide:
         """Return the URL of an object."""
         return f"gs://{self.bucket}/{key}"
 
+    def write(self, key: str, data: bytes) -> None:
+        """Make an object."""
+        self._server.write(self.url(key), data)
+
+    def forgetful(
+        self, forgets: Callable[[str, str], bool]
+    ) -> AbstractContextManager[FailingServer]:
+        """Run a server that forgets."""
+        return denying_server(self._server, forgets=forgets, acknowledgement=google_acknowledgement)
+
+    def options_at(self, url: str) -> dict[str, Any]:
+        """Return the options of a client of another server."""
+        return {**self.options, "endpoint_url": url}
+
+
+def google_acknowledgement(request: Request) -> Answer:
+    """Return what says that an object is there, under a generation that nobody has seen."""
+    if "uploadType=media" in request.path:
+        return Answer(body=json.dumps({"generation": "1"}).encode())
+    body = b"<CompleteMultipartUploadResult/>"
+    return Answer(body=body, headers={"x-goog-generation": "1"})
+
 
 @pytest.fixture(params=["s3", "gs"])
 def side(
@@ -127,11 +180,13 @@ class Asked:
     Args:
         what: One of the words above; empty for any other.
         body: The name of the argument that brings its body.
-        arguments: What it is called with.
+        where: The method and whatever else is not named in the call.
+        arguments: What is.
     """
 
     what: str
     body: str
+    where: tuple[Any, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -177,7 +232,16 @@ def watch(fs: Any, hook: Callable[[Asked, Callable[[], Awaitable[Any]]], Awaitab
 
     async def call(*args: Any, **kwargs: Any) -> Any:
         word = S3_WORDS.get(args[0], "") if is_s3 else google_word(*args[:2], kwargs)
-        asked = Asked(word, "Body" if is_s3 else "data", kwargs)
+        asked = Asked(word, "Body" if is_s3 else "data", args, kwargs)
         return await hook(asked, lambda: inner(*args, **asked.arguments))
 
     setattr(fs, name, call)
+
+
+async def abort(fs: Any, asked: Asked) -> Any:
+    """Abort the upload that a request is about, past what watches the client."""
+    if asked.where[0] in S3_WORDS:
+        names = {name: asked.arguments[name] for name in ("Bucket", "Key", "UploadId")}
+        return await type(fs)._call_s3(fs, "abort_multipart_upload", **names)
+    url, name = asked.where[1], asked.arguments["uploadId"]
+    return await type(fs)._call(fs, "DELETE", url, uploadId=name)

@@ -98,10 +98,10 @@ def test_a_part_that_was_not_sent_is_no_part_of_an_object(
         part.upload(session)
         container.register_part(number, part.etag)
 
-    with pytest.raises(Exception, match="EntityTooSmall|400"):
+    with pytest.raises(Exception, match="400"):
         container.finalize(session)
     container.register_part(2, '"another"')
-    with pytest.raises(Exception, match="InvalidPart|400"):
+    with pytest.raises(Exception, match="400"):
         container.finalize(session)
 
     assert gcs_server.names(bucket.name) == []
@@ -121,7 +121,7 @@ def test_uploads_are_listed_page_by_page(
         host = gcs_server.url.removeprefix("http://")
         connection = http.client.HTTPConnection(host, timeout=30)
         connection.request("GET", f"/{gcs_bucket}?uploads&prefix=run/{marker}")
-        page = ET.fromstring(connection.getresponse().read())
+        page = ET.fromstring(connection.getresponse().read())  # noqa: S314 - loopback
         connection.close()
         found += [key.text for key in page.iterfind(f"{{{NAMESPACE}}}Upload/{{*}}Key")]
         after = [page.findtext(f"{{*}}Next{name}Marker") for name in ("Key", "UploadId")]

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads to a server that does not answer one of the requests: of S3's protocol, and of Google's."""
+"""Uploads in parts to a server that does not answer one of the requests, S3's or Google's."""
 
 from __future__ import annotations
 
