@@ -209,8 +209,9 @@ S3_WORDS = {
 }
 
 
-def google_word(method: str, path: str, arguments: dict[str, Any]) -> str:
+def google_word(where: tuple[Any, ...], arguments: dict[str, Any]) -> str:
     """Return what a request of gcsfs is about."""
+    method, path = where or (arguments["method"], arguments["path"])
     if "uploadId" in arguments:
         return {"PUT": PART, "POST": COMPLETE, "DELETE": ABORT}[method]
     if method == "POST":
@@ -231,7 +232,7 @@ def watch(fs: Any, hook: Callable[[Asked, Callable[[], Awaitable[Any]]], Awaitab
     inner = getattr(fs, name)
 
     async def call(*args: Any, **kwargs: Any) -> Any:
-        word = S3_WORDS.get(args[0], "") if is_s3 else google_word(*args[:2], kwargs)
+        word = S3_WORDS.get(args[0], "") if is_s3 else google_word(args[:2], kwargs)
         asked = Asked(word, "Body" if is_s3 else "data", args, kwargs)
         return await hook(asked, lambda: inner(*args, **asked.arguments))
 
