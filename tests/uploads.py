@@ -93,6 +93,15 @@ class S3Side:
         """Return the names of all buckets."""
         return [found["Name"] for found in self._client.list_buckets()["Buckets"]]
 
+    def begin(self, key: str) -> None:
+        """Begin an upload and never end it."""
+        self._client.create_multipart_upload(Bucket=self.bucket, Key=key)
+
+    def names(self) -> list[str]:
+        """Return the names of all objects."""
+        found = self._client.list_objects_v2(Bucket=self.bucket)
+        return sorted(item["Key"] for item in found.get("Contents", ()))
+
     def url(self, key: str) -> str:
         """Return the URL of an object."""
         return f"s3://{self.bucket}/{key}"

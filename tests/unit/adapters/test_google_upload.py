@@ -300,6 +300,7 @@ def test_a_server_that_never_answers_holds_nobody(
     assert "still under way" not in caplog.text
 
 
+@pytest.mark.usefixtures("gcs_bucket")
 def test_parts_reach_a_server_that_others_have_made(s3_server: S3Server, tmp_path: Path) -> None:
     """The protocol is that of S3, so a server of that takes the same requests."""
     theirs = S3Side(s3_server)
