@@ -106,7 +106,7 @@ def gcs_server_if_any() -> Iterator[GcsServer | None]:
 
 def _take_what_is_empty() -> None:
     # The emulator has None for a body without a byte.
-    objects = importlib.import_module("gcp_storage_emulator.handlers.objects")
+    objects: Any = importlib.import_module("gcp_storage_emulator.handlers.objects")
     media_upload = objects._media_upload
 
     def upload(request: Any, response: Any, storage: Any) -> Any:

@@ -174,7 +174,7 @@ class GoogleRequests:
             partNumber=number,
             uploadId=self._upload_id,
         )
-        return said["ETag"]
+        return str(said["ETag"])
 
     async def complete(self, parts: Sequence[tuple[int, str]]) -> Receipt:
         """Make the object of its parts.

@@ -41,7 +41,7 @@ class GoogleAnswerError(OSError):
         self.error_code = code
 
 
-async def ask(  # noqa: PLR0913 - the parts of a request
+async def ask(
     fs: AbstractFileSystem,
     method: str,
     where: tuple[str, str],

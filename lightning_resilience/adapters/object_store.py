@@ -42,9 +42,13 @@ from lightning_resilience.adapters.google_storage import (
     put_file,
     raise_if_no_bucket,
 )
-from lightning_resilience.adapters.google_upload import GoogleRequests, NotTakenError, note_refusal
-from lightning_resilience.adapters.google_upload import put_object as put_google_object
-from lightning_resilience.adapters.google_upload import takes_parts
+from lightning_resilience.adapters.google_upload import (
+    GoogleRequests,
+    NotTakenError,
+    note_refusal,
+    put_object as put_google_object,
+    takes_parts,
+)
 from lightning_resilience.adapters.landings import Progress, landing, removing
 from lightning_resilience.adapters.local_files import fsync_directory, remove, seen, seen_in
 from lightning_resilience.adapters.parted_upload import parted_upload

@@ -155,7 +155,9 @@ class PartedUpload:
         """
         self._wait_for(self._tell(size_bytes, is_whole=True))
         landing.send()
-        receipt = request(self._loop, self._requests.complete(sorted(self._tags.items())), landing)
+        receipt: Receipt = request(
+            self._loop, self._requests.complete(sorted(self._tags.items())), landing
+        )
         self._is_complete = True
         return receipt
 
