@@ -37,23 +37,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.adapters.google_storage import (
-    compare_crc32c,
-    put_file,
-    raise_if_no_bucket,
-)
-from lightning_resilience.adapters.google_upload import (
-    GoogleRequests,
-    NotTakenError,
-    note_refusal,
-    put_object as put_google_object,
-    takes_parts,
-)
-from lightning_resilience.adapters.landings import Progress, landing, removing
+from lightning_resilience.adapters.google_storage import compare_crc32c, raise_if_no_bucket
+from lightning_resilience.adapters.google_upload import NotTakenError, note_refusal
+from lightning_resilience.adapters.landings import landing, removing
 from lightning_resilience.adapters.local_files import fsync_directory, remove, seen, seen_in
 from lightning_resilience.adapters.parted_upload import parted_upload
+from lightning_resilience.adapters.protocol_names import is_google, protocols, strip_protocol
 from lightning_resilience.adapters.receipts import acknowledge, compare, forget
-from lightning_resilience.adapters.s3_upload import S3Requests, put_object
+from lightning_resilience.adapters.sending import put_file, requests_of, send_at_once
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.core.evidence import inner_codes
 from lightning_resilience.core.parts import Lengths, cut
@@ -67,7 +58,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.landings import Landing
-    from lightning_resilience.adapters.parted_upload import PartedUpload, Requests
+    from lightning_resilience.adapters.parted_upload import PartedUpload
     from lightning_resilience.ports import CancelToken
 
 
@@ -84,9 +75,6 @@ _LENGTHS = Lengths(single_bytes=16 * 2**20, shortest_bytes=5 * 2**20, longest_by
 # filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
 _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
 _UPLOAD_IS_GONE = "NoSuchUpload"
-# What they send is one request where it is small enough, and they tell of it afterwards.
-_SENDING_AT_ONCE = frozenset({"gs", "gcs", "abfs", "abfss", "az", "adl"})
-_GOOGLE = frozenset({"gs", "gcs"})
 # Half of the default stall_timeout_s, for who has no policy.
 _PATIENCE_S = 30.0
 
@@ -114,7 +102,6 @@ class FsspecObjectStore:
         self._patience_s = patience_s
         self._protocols = protocols(fs)
         self.is_local = "file" in self._protocols
-        self._is_google = not _GOOGLE.isdisjoint(self._protocols)
 
     def staging_path(self, path: str, nonce: str) -> str:
         """Return where to stage ``path``: a name that says nothing of the target's name."""
@@ -155,8 +142,8 @@ class FsspecObjectStore:
                 receipt = self._send(staged_path, path, landing=landing, upload=upload)
             except NotTakenError as error:
                 note_refusal(self._fs, path, error)
-                receipt = self._put_file(staged_path, path, landing)
-            if self._is_google:
+                receipt = put_file(self._fs, staged_path, path, landing=landing)
+            if is_google(self._fs):
                 compare_crc32c(find_info(self._fs, path), staged_path, token)
         acknowledge(self._key(path), receipt)
         token.progress()
@@ -176,15 +163,12 @@ class FsspecObjectStore:
         size_bytes = _size(staged_path)
         if upload is not None and upload.is_begun and upload.plan.holds(size_bytes):
             return self._complete(upload, staged_path, path, landing=landing)
-        if size_bytes > _LENGTHS.single_bytes:
-            with self.upload(staged_path, path, landing.token, expected_bytes=size_bytes) as parts:
-                if parts is not None:
-                    return self._complete(parts, staged_path, path, landing=landing)
-        elif "s3" in self._protocols:
-            return put_object(self._fs, staged_path, path, landing=landing)
-        elif self._is_google:
-            return put_google_object(self._fs, staged_path, path, landing=landing)
-        return self._put_file(staged_path, path, landing)
+        if size_bytes <= _LENGTHS.single_bytes:
+            return send_at_once(self._fs, staged_path, path, landing=landing)
+        with self.upload(staged_path, path, landing.token, expected_bytes=size_bytes) as parts:
+            if parts is not None:
+                return self._complete(parts, staged_path, path, landing=landing)
+        return put_file(self._fs, staged_path, path, landing=landing)
 
     def size(self, path: str) -> int | None:
         """Return the size that the storage itself reports now; None only if there is no object.
@@ -258,21 +242,6 @@ class FsspecObjectStore:
         fsync_directory(target.parent)
         token.progress()
 
-    def _put_file(self, staged_path: str, path: str, landing: Landing) -> Receipt:
-        landing.token.raise_if_cancelled()
-        if not _SENDING_AT_ONCE.isdisjoint(self._protocols):
-            landing.send()
-        progress = Progress(landing, size_bytes=_size(staged_path))
-        if self._is_google:
-            put_file(self._fs, staged_path, path, progress=progress)
-        elif "memory" in self._protocols:
-            data = Path(staged_path).read_bytes()
-            landing.send()
-            self._fs.pipe_file(path, data)
-        else:
-            self._fs.put_file(staged_path, path, callback=progress)
-        return Receipt()
-
     def upload(
         self, staged_path: str, path: str, token: CancelToken, *, expected_bytes: int
     ) -> AbstractContextManager[PartedUpload | None]:
@@ -284,12 +253,8 @@ class FsspecObjectStore:
             token: The caller's token.
             expected_bytes: About how long it will be.
         """
-        requests: Requests
-        if "s3" in self._protocols:
-            requests = S3Requests(self._fs, path)
-        elif self._is_google and takes_parts(self._fs, path):
-            requests = GoogleRequests(self._fs, path)
-        else:
+        requests = requests_of(self._fs, path)
+        if requests is None:
             return nullcontext()
         plan = cut(expected_bytes, _LENGTHS)
         return parted_upload(requests, staged_path, token=token, plan=plan)
@@ -309,22 +274,6 @@ class FsspecObjectStore:
             if after is None or after == before or int(after["size"]) != size_bytes:
                 raise
             return Receipt()
-
-
-def protocols(fs: AbstractFileSystem | type[AbstractFileSystem]) -> tuple[str, ...]:
-    """Return the names of a filesystem's protocol, the usual one first.
-
-    Empty for the class of a filesystem whose instances decide.
-    """
-    names = fs.protocol
-    if isinstance(names, str):
-        return (names,)
-    return tuple(names) if isinstance(names, (tuple, list)) else ()
-
-
-def strip_protocol(fs: AbstractFileSystem, path: str) -> str:
-    """Return the path as the filesystem itself wants it."""
-    return str(fs._strip_protocol(path))  # noqa: SLF001 - fsspec has no public name for it
 
 
 def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
@@ -347,7 +296,7 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
             raise FileNotFoundError(errno.ENOENT, "there is no such bucket", path) from error
         if not _is_absence(error):
             raise
-        if not _GOOGLE.isdisjoint(protocols(fs)):
+        if is_google(fs):
             raise_if_no_bucket(fs, path)
         return None
 

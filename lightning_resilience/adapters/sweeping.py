@@ -34,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_resilience.adapters.listings import modified_s
 from lightning_resilience.adapters.living import held, unless_held
 from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.small_objects import put
@@ -276,5 +277,4 @@ def _time_of_storage(place: Place, nonce: str, token: CancelToken) -> float:
     put(place.store, place.path, nonce.encode(), nonce=nonce, token=token)
     found = find_info(place.fs, place.path) or {}
     place.store.remove(place.path)
-    # s3fs and gcsfs have different names for it.
-    return float((found.get("LastModified") or found["mtime"]).timestamp())
+    return modified_s(found) or 0.0

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.google_xml import ask, parsed, text_of
-from lightning_resilience.adapters.object_store import protocols
+from lightning_resilience.adapters.listings import modified_s
+from lightning_resilience.adapters.protocol_names import protocols
 from lightning_resilience.core.evidence import one_line
 from lightning_resilience.core.refused_parts import refuses_parts
 
@@ -157,10 +157,8 @@ class UnfinishedUploads:
 
 def _uploads_in(page: ET.Element) -> Iterator[Unfinished]:
     for item in page.iterfind("{*}Upload"):
-        # Python before 3.11 reads no Z.
-        begun = text_of(item, "Initiated").replace("Z", "+00:00")
-        yield Unfinished(
-            key=text_of(item, "Key"),
-            upload_id=text_of(item, "UploadId"),
-            begun_s=datetime.fromisoformat(begun).timestamp(),
-        )
+        begun_s = modified_s({"modified": text_of(item, "Initiated")})
+        # Of what has no age nobody can say that it is old.
+        if begun_s is not None:
+            key, upload_id = text_of(item, "Key"), text_of(item, "UploadId")
+            yield Unfinished(key=key, upload_id=upload_id, begun_s=begun_s)
