@@ -123,7 +123,7 @@ def test_uploads_are_listed_page_by_page(
         connection.request("GET", f"/{gcs_bucket}?uploads&prefix=run/{marker}")
         page = ET.fromstring(connection.getresponse().read())  # noqa: S314 - loopback
         connection.close()
-        found += [key.text for key in page.iterfind(f"{{{NAMESPACE}}}Upload/{{*}}Key")]
+        found += [key.text or "" for key in page.iterfind(f"{{{NAMESPACE}}}Upload/{{*}}Key")]
         after = [page.findtext(f"{{*}}Next{name}Marker") for name in ("Key", "UploadId")]
         marker = f"&key-marker={after[0]}&upload-id-marker={after[1]}"
 

@@ -142,13 +142,13 @@ def test_a_storage_that_is_ill_is_no_bucket_that_takes_no_parts(
     """The attempt fails, and the next one asks again."""
     gcs_server.parts.refusing[side.bucket] = HTTPStatus(status)
 
+    expected = {401: FailureClass.AUTH, 429: FailureClass.THROTTLE, 503: FailureClass.THROTTLE}
     for _ in range(2):
         with pytest.raises(Exception) as caught:  # noqa: PT011 - gcsfs's own HttpError
             client.publish(side.url("a.ckpt"), LONG)
+        outcome = classify(caught.value)
+        assert outcome.failure is expected.get(status, FailureClass.TRANSIENT)
 
-    expected = {401: FailureClass.AUTH, 429: FailureClass.THROTTLE, 503: FailureClass.THROTTLE}
-    outcome = classify(caught.value)
-    assert outcome.failure is expected.get(status, FailureClass.TRANSIENT)
     assert client.words.count(BEGIN) == 2
     assert side.read("a.ckpt") is None
 
