@@ -115,7 +115,8 @@ def test_uploads_are_listed_page_by_page(
     keys = ["run/a", "run/b", "run/b", "run/c", "runs/d"]
     for key in reversed(keys):
         gcs_server.parts.begin(gcs_bucket, key)
-    found, marker, after = [], "", ["", ""]
+    found, marker = [], ""
+    after: list[str | None] = []
 
     for _ in range(2):
         host = gcs_server.url.removeprefix("http://")
