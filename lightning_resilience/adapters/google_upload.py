@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 from xml.etree import ElementTree as ET
 
-from lightning_resilience.adapters.google_storage import NoSuchBucketError, raise_if_no_bucket
+from lightning_resilience.adapters.google_storage import raise_if_no_bucket
 from lightning_resilience.adapters.google_xml import BINARY, ask, parsed, text_of
 from lightning_resilience.adapters.parted_upload import request
 from lightning_resilience.adapters.sent_file import Whole
@@ -97,20 +97,11 @@ def note_refusal(fs: AbstractFileSystem, path: str, error: NotTakenError) -> Non
 
     Args:
         fs: The client.
-        path: Bucket and key.
+        path: Bucket and key. The bucket is there: it was asked for the object before.
         error: The refusal.
-
-    Raises:
-        NoSuchBucketError: There is no such bucket, which is no refusal.
     """
     if not takes_parts(fs, path):
         return
-    try:
-        raise_if_no_bucket(fs, path)
-    except NoSuchBucketError:
-        raise
-    except Exception as unknown:  # noqa: BLE001 - whoever sends the file is told
-        _log.debug("whether there is a bucket for %s cannot be told: %s", path, one_line(unknown))
     bucket = fs.split_path(path)[0]
     setattr(fs, _REFUSED, {*getattr(fs, _REFUSED, ()), bucket})
     _log.warning(
