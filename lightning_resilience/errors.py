@@ -293,7 +293,15 @@ class CallTimeoutError(ResilienceError, TimeoutError):
     """A call made no progress for its timeout and was abandoned.
 
     Its thread may still be running; its cancel token is set and its result is discarded.
+
+    Args:
+        message: What happened.
+        moved: How many bytes it had written, sent or read by then; empty where none were counted.
     """
+
+    def __init__(self, message: str, *, moved: str = "") -> None:
+        super().__init__(message)
+        self.moved = moved
 
 
 class InvalidTransitionError(ResilienceError):

@@ -115,8 +115,14 @@ class CancelToken(Protocol):
         """True once the caller has abandoned the call. Check it before anything that publishes."""
         ...
 
-    def progress(self) -> None:
-        """Say that a part of the work is done: the stall timeout starts anew."""
+    def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
+        """Say that a part of the work is done: the stall timeout starts anew.
+
+        Args:
+            written: Bytes that this part has written to files; ``core.moved`` says what counts.
+            sent: Bytes that storage has taken.
+            read: Bytes that came from files or from storage.
+        """
         ...
 
     def raise_if_cancelled(self) -> None:

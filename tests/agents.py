@@ -159,6 +159,27 @@ def die_when_joined() -> None:
     patched.join = joined
 
 
+def come_too_late() -> None:
+    """Let this process come to the first round that it joins once the others have given it up."""
+    from lightning_resilience.adapters.rendezvous_connection import (  # noqa: PLC0415
+        Connection,
+    )
+    from lightning_resilience.protocols.incarnation import ROUND_KEY  # noqa: PLC0415
+
+    join = Connection.join
+    patched: Any = Connection
+
+    def joined(self: Connection) -> Any:
+        patched.join = join
+        info = join(self)
+        names = self.names(info)
+        assert names.driver.store.wait_for(ROUND_KEY, WITHIN_S)
+        names.close()
+        return info
+
+    patched.join = joined
+
+
 def _launch_from_program(asked: Launch) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
 

@@ -341,6 +341,14 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc] # fsspec has no t
         self._strike("isdir", path)
         return super().isdir(path)
 
+    def cat_file(self, path: Any, start: Any = None, end: Any = None, **kwargs: Any) -> bytes:
+        """Read a file, or a part of it."""
+        del kwargs
+        self._strike("cat_file", path)
+        with Path(self._strip_protocol(path)).open("rb") as file:
+            file.seek(start or 0)
+            return file.read(-1 if end is None else end - (start or 0))
+
     def rm_file(self, path: Any) -> None:
         """Remove a file."""
         rule = self._strike("rm_file", path)

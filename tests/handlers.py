@@ -76,7 +76,7 @@ class Handlers:
     def close(self) -> None:
         """Let go of what was made."""
         for each in self.made:
-            each._connection.drop()
+            each._connection.close()
 
 
 @pytest.fixture

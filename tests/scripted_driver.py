@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lightning_resilience.core.moved import Moved
 from lightning_resilience.errors import CallTimeoutError, StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
 
@@ -87,13 +88,15 @@ class Token:
     def __init__(self) -> None:
         self.cancelled = False
         self.spent_s = 0.0
+        self.moved = Moved()
 
     def spend(self, duration_s: float) -> None:
         """Let the work take ``duration_s`` seconds more, without a sign of progress."""
         self.spent_s += duration_s
 
-    def progress(self) -> None:
-        """Nothing here: use ``spend`` for less than the timeout instead."""
+    def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
+        """Count bytes only: for time, use ``spend`` with less than the timeout instead."""
+        self.moved = self.moved.plus(written=written, sent=sent, read=read)
 
     def raise_if_cancelled(self) -> None:
         """Raise once the call was abandoned."""
@@ -381,7 +384,8 @@ class World:
         if effect.timeout_s is not None and lasts_s > effect.timeout_s:
             lasts_s = effect.timeout_s
             token.cancelled = True
-            finish = partial(throw, CallTimeoutError(f"no progress for {lasts_s:g} s"))
+            late = CallTimeoutError(f"no progress for {lasts_s:g} s", moved=token.moved.told())
+            finish = partial(throw, late)
         if effect.beat is not None:
             self._beat(effect.beat, until_s=self.now_s + lasts_s)
         if effect.renewal is not None:

@@ -67,7 +67,7 @@ class _NeverCancelled:
 
     cancelled = False
 
-    def progress(self) -> None:
+    def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
         """Nobody listens."""
 
     def raise_if_cancelled(self) -> None:

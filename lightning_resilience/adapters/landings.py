@@ -90,7 +90,7 @@ class Progress(Callback):  # type: ignore[misc] # fsspec has no types
     def relative_update(self, inc: int = 1) -> None:
         """Say that so many more bytes were sent."""
         super().relative_update(inc)
-        self._landing.token.progress()
+        self._landing.token.progress(sent=inc)
         if self.value >= self._size_bytes:
             # What makes the object appear comes next.
             self._landing.send()

@@ -21,7 +21,7 @@ __all__ = ["fsync_directory", "link_to_nothing", "remove", "seen", "seen_in"]
 _NO_DIRECTORY_FSYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES})
 
 
-def seen(path: str) -> tuple[int, Receipt] | None:
+def seen(path: str) -> Receipt | None:
     """Return the size of a file and what tells it from another, None where there is none.
 
     Raises:
@@ -39,12 +39,12 @@ def seen(path: str) -> tuple[int, Receipt] | None:
         os.close(fd)
     if Path(path).is_dir():
         raise IsADirectoryError(errno.EISDIR, "a directory has the checkpoint's name", path)
-    return found.st_size, seen_in(found)
+    return seen_in(found)
 
 
 def seen_in(found: os.stat_result) -> Receipt:
-    """Return what tells a file from another."""
-    return Receipt(inode=found.st_ino, modified_s=found.st_mtime)
+    """Return what tells a file from another, and its size."""
+    return Receipt(inode=found.st_ino, modified_s=found.st_mtime, size_bytes=found.st_size)
 
 
 def link_to_nothing(path: str) -> str:

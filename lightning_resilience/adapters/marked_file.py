@@ -53,7 +53,7 @@ class MarkedFile(io.RawIOBase):
         with self._remembering():
             self._token.raise_if_cancelled()
             data = self._file.read(len(view))
-            self._token.progress()
+            self._token.progress(read=len(data))
         view[: len(data)] = data
         return len(data)
 

@@ -142,9 +142,9 @@ class _BeatingToken:
         """Whether the caller has abandoned the call."""
         return self._token.cancelled
 
-    def progress(self) -> None:
+    def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
         """Tell the caller, and the others."""
-        self._token.progress()
+        self._token.progress(written=written, sent=sent, read=read)
         self._lock.beat()
 
     def raise_if_cancelled(self) -> None:

@@ -22,8 +22,9 @@ upload in parts that is gone when it is to be completed may be gone *because* it
 request whose answer was lost; so the object is looked for before the upload counts as failed.
 
 What S3, Google or a filesystem has called the file when it took it is compared with what is there
-when its size is asked for next, so that a write is noticed that was dropped over an older one of
-the same length (``receipts``).
+when its size is asked for next, and elsewhere the end of what is there with the end of what was
+sent, so that a write is noticed that was dropped over an older one of the same length
+(``receipts``).
 
 A name is not used again before what was sent about it has ended (``landings``).
 
@@ -34,6 +35,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +45,13 @@ from lightning_resilience.adapters.landings import landing, removing
 from lightning_resilience.adapters.local_files import fsync_directory, remove, seen, seen_in
 from lightning_resilience.adapters.parted_upload import parted_upload
 from lightning_resilience.adapters.protocol_names import is_google, protocols, strip_protocol
-from lightning_resilience.adapters.receipts import acknowledge, compare, forget
+from lightning_resilience.adapters.receipts import (
+    acknowledge,
+    compare,
+    forget,
+    receipt_by_tail,
+    with_tail,
+)
 from lightning_resilience.adapters.sending import put_file, requests_of, send_at_once
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.core.evidence import inner_codes
@@ -145,7 +153,8 @@ class FsspecObjectStore:
                 receipt = put_file(self._fs, staged_path, path, landing=landing)
             if is_google(self._fs):
                 compare_crc32c(find_info(self._fs, path), staged_path, token)
-        acknowledge(self._key(path), receipt)
+        is_told = receipt != Receipt() or "memory" in self._protocols
+        acknowledge(self._key(path), receipt if is_told else receipt_by_tail(staged_path))
         token.progress()
         self._fs.invalidate_cache(path)
 
@@ -184,9 +193,17 @@ class FsspecObjectStore:
             found = find_info(self._fs, path)
             # To the storage a prefix of other objects' names, to fsspec a directory, is no object.
             is_absent = found is None or found["type"] == "directory"
-            there = None if found is None or is_absent else (int(found["size"]), _seen_in(found))
-        compare(self._key(path), Receipt() if there is None else there[1])
-        return None if there is None else there[0]
+            there = None if found is None or is_absent else self._seen_in(found, path)
+        compare(self._key(path), there or Receipt())
+        return None if there is None else there.size_bytes
+
+    def _seen_in(self, found: Mapping[str, Any], path: str) -> Receipt:
+        seen = Receipt(
+            tag=tag_of(found.get("ETag")),
+            generation=str(found.get("generation") or ""),
+            size_bytes=int(found["size"]),
+        )
+        return with_tail(self._key(path), seen, partial(self._fs.cat_file, path))
 
     def remove(self, path: str, token: CancelToken | None = None) -> None:
         """Remove the file, or the directory with all that is in it. Absent is success.
@@ -342,10 +359,6 @@ def _codes(error: BaseException) -> list[str]:
 
 def _is_bucket(fs: AbstractFileSystem, path: str) -> bool:
     return "s3" in protocols(fs) and "/" not in strip_protocol(fs, path)
-
-
-def _seen_in(found: Mapping[str, Any]) -> Receipt:
-    return Receipt(tag=tag_of(found.get("ETag")), generation=str(found.get("generation") or ""))
 
 
 def _size(path: str) -> int:

@@ -222,7 +222,7 @@ class PartedUpload:
             self._token.raise_if_cancelled()
             body = Span(self._file, *self.plan.span(number, self._size_bytes), token=self._token)
             self._tags[number] = await self._requests.send(number, body)
-            self._token.progress()
+            self._token.progress(sent=body.size_bytes)
 
     async def _next(self) -> int | None:
         while self._taken >= self.plan.ready(self._size_bytes, is_whole=self._is_whole):

@@ -9,18 +9,22 @@ every save is verified; ``core.receipts`` says what it shows.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import xxhash
+
 from lightning_resilience.core.evidence import redacted
-from lightning_resilience.core.receipts import contradiction
+from lightning_resilience.core.receipts import TAIL_BYTES, Receipt, contradiction
 from lightning_resilience.errors import CheckpointError
 
 
 if TYPE_CHECKING:
-    from lightning_resilience.core.receipts import Receipt
+    from collections.abc import Callable
 
 
-__all__ = ["acknowledge", "compare", "forget"]
+__all__ = ["acknowledge", "compare", "forget", "receipt_by_tail", "with_tail"]
 
 _kept: Final[dict[str, Receipt]] = {}
 
@@ -50,3 +54,41 @@ def compare(key: str, found: Receipt) -> None:
     if what:
         message = f"what is at {redacted(key)} is not what was written: {what}"
         raise CheckpointError(message)
+
+
+def receipt_by_tail(staged_path: str) -> Receipt:
+    """Return what tells a file that was sent from others, where the storage gives it no name.
+
+    Args:
+        staged_path: The file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with Path(staged_path).open("rb") as file:
+        size_bytes = file.seek(0, 2)
+        file.seek(_tail_begins(size_bytes))
+        return Receipt(tail=xxhash.xxh3_128_hexdigest(file.read()), size_bytes=size_bytes)
+
+
+def with_tail(key: str, found: Receipt, read: Callable[..., bytes]) -> Receipt:
+    """Return what storage says of what is there, with its end where only that tells it. Any thread.
+
+    Args:
+        key: The name.
+        found: What storage says of what is there, with its length.
+        read: Reads it from *start* to *end*.
+
+    Raises:
+        OSError: What the storage raised.
+    """
+    taken = _kept.get(key)
+    if taken is None or not taken.is_told_by_its_tail(found.size_bytes):
+        return found
+    size_bytes = found.size_bytes or 0
+    data = read(start=_tail_begins(size_bytes), end=size_bytes)
+    return replace(found, tail=xxhash.xxh3_128_hexdigest(data))
+
+
+def _tail_begins(size_bytes: int) -> int:
+    return max(0, size_bytes - TAIL_BYTES)

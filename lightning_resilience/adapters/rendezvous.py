@@ -332,7 +332,7 @@ class ResilientHandler(RendezvousHandler):
         """
         if self._left is not None:
             # ``SystemExit`` is on its way through torch's launcher, which calls this once more.
-            self._connection.drop()
+            self._connection.close()
             return False
         # Order: before this handles an exception of its own.
         error, ending = failing_with(), None
@@ -350,7 +350,7 @@ class ResilientHandler(RendezvousHandler):
             _log.info("the store has gone before this agent: %s", error)
             return False
         finally:
-            self._connection.drop()
+            self._connection.close()
 
     def _shut_down(self) -> bool:
         handler = self._connection.handler()

@@ -3,7 +3,9 @@
 """Torch's rendezvous handler and our own connection: made when needed, and again when they broke.
 
 Torch's client of a store never connects again, and its handler is made once. Here both are dropped
-when the store has gone, and made anew for the next attempt.
+when the store has gone, and made anew for the next attempt. The store's server is in torch's
+handler too, where this agent hosts it; that one stays, and what the job keeps there: a client that
+has failed says nothing against the server, and all other agents would lose theirs.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
 from lightning_resilience.errors import CorruptRecordError, StoreError
 from lightning_resilience.protocols.circuit_memory import KnownSite
+from lightning_resilience.protocols.incarnation import RoundGivenUpError
 
 
 if TYPE_CHECKING:
+    from torch.distributed import Store
     from torch.distributed.elastic.rendezvous import (
         RendezvousHandler,
         RendezvousInfo,
@@ -96,6 +100,7 @@ class Connection:
         )
         self._held: HeldHandler | None = None
         self._store: AgentStore | None = None
+        self._server: Store | None = None
         self.site = KnownSite()
 
     @property
@@ -259,20 +264,31 @@ class Connection:
     def failed(self, error: Exception) -> None:
         """Let go of what has broken, so that the next use makes it anew.
 
-        A handler over etcd is kept where only our own store has not answered: it finds etcd again
-        by itself, and has its place in the round. A new one would wait until that is forgotten.
+        A handler is kept where nothing is wrong with it: where nodes were missed in a round, and
+        over etcd, which it finds again by itself, where only our own store has not answered. It has
+        its place in the round, and leaves that at once; for a new one all would wait until the old
+        one is forgotten.
 
         Args:
             error: Why the last attempt to join has failed.
         """
-        if self._etcd is None or not isinstance(error, StoreError):
+        kept = RoundGivenUpError if self._etcd is None else StoreError
+        if not isinstance(error, kept):
             self.drop()
 
     def drop(self) -> None:
-        """Let go of everything, so that the next use makes it anew. Idempotent."""
+        """Let go of everything but a server, so that the next use makes it anew. Idempotent."""
         held, self._held = self._held, None
         store, self._store = self._store, None
         if held is not None:
+            if within.hosts_store(held.handler):
+                # Torch takes a server of this process for the next store at the same port.
+                self._server = within.store_of(held.handler)
             held.let_go()
         if store is not None:
             store.close()
+
+    def close(self) -> None:
+        """Let go of everything, for good. Idempotent."""
+        self.drop()
+        self._server = None

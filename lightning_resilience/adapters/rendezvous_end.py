@@ -86,7 +86,7 @@ def leave_told(
     write_reason(options.termination_log, ending, run_id=connection.run_id)
     if keys is not None:
         report_stop(connection, keys, number=int(sign))
-    connection.drop()
+    connection.close()
     raise SystemExit(int(ending.code))
 
 

@@ -5,6 +5,8 @@
 What torch's agents do next, to give the workers their ranks, waits for all nodes of the round, and
 ends the agent where one of them has gone meanwhile. So node 0 names a round only when all others
 have been seen in it; where one is not, the round is made anew, as where node 0 itself has gone.
+Whoever has waited for long enough says so under the name's own key: the others, and one that only
+comes then, begin anew at once instead of waiting in their turn.
 
 They do so in a store of the round's own, over a connection that is for nothing else: it waits.
 """
@@ -17,6 +19,7 @@ from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.incarnation import (
     ROUND_KEY,
     announce,
+    give_up,
     name_for,
     name_round,
     read_name,
@@ -54,33 +57,40 @@ def name_of_round(
         before: The incarnation before, as this agent knows it; empty for the first.
 
     Raises:
-        StoreUnavailableError: A node has gone, or a store does not answer: the round has to be
-            made anew.
+        RoundGivenUpError: A node has gone, or is very late: the round has to be made anew.
+        StoreUnavailableError: So it has, because a store does not answer; or the rendezvous is a
+            static one, and a node has not come.
     """
+    nodes = info.world_size
     try:
         names.driver.store.set(f"{_HERE}{info.rank}", b"1")
         if info.rank == 0:
-            others = [f"{_HERE}{rank}" for rank in range(1, info.world_size)]
-            _await(names, others, nodes=info.world_size, within_s=options.naming_s)
-            record = names.run(name_for(nodes=info.world_size, before=before))
+            others = [f"{_HERE}{rank}" for rank in range(1, nodes)]
+            if not _have_come(names, others, within_s=options.naming_s):
+                return _without_name(names, nodes, options=options)
+            record = names.run(name_for(nodes=nodes, before=before))
             # Order: nobody begins before it is named, and then all can see that it is there.
             store.run(announce(store.keys(""), record))
             found = names.run(name_round(record))
             store.run(announce(store.keys(""), found))
             return found
-        _await(names, [ROUND_KEY], nodes=info.world_size, within_s=options.named_s)
+        if not _have_come(names, [ROUND_KEY], within_s=options.named_s):
+            return _without_name(names, nodes, options=options)
         return names.run(read_name(deadline_at_s=names.now_s()))
     finally:
         names.close()
 
 
-def _await(names: AgentStore, keys: list[str], *, nodes: int, within_s: float) -> None:
+def _have_come(names: AgentStore, keys: list[str], *, within_s: float) -> bool:
     ends_at_s = names.now_s() + within_s
-    for key in keys:
-        if not names.driver.store.wait_for(key, ends_at_s - names.now_s()):
-            message = (
-                f"not all {nodes} nodes of this round of the rendezvous were there within "
-                f"{within_s:g} s of its completion; one has probably gone, so the round has to be "
-                "made anew"
-            )
-            raise StoreUnavailableError(message)
+    return all(names.driver.store.wait_for(key, ends_at_s - names.now_s()) for key in keys)
+
+
+def _without_name(
+    names: AgentStore, nodes: int, *, options: RendezvousOptions
+) -> IncarnationRecord:
+    if options.inner == "static":
+        # All its rounds have one store: none is given up for those that follow.
+        message = f"not all {nodes} nodes have come within {options.join_s:g} s"
+        raise StoreUnavailableError(message)
+    return names.run(give_up(nodes=nodes))

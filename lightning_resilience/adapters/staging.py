@@ -162,7 +162,7 @@ class StagedWriter(io.RawIOBase):
             if self._on_growth is not None:
                 self._on_growth(self.size_bytes)
             if self._token is not None:
-                self._token.progress()
+                self._token.progress(written=written)
         return position
 
     def _synchronise_some(self, written: int) -> None:

@@ -103,7 +103,7 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
     ),
     ev.CallAbandoned: lambda e: (
         f"attempt {e.attempt} at {e.operation} of {e.target} on {e.dependency} was abandoned after "
-        f"{e.timeout_s:g} s without progress"
+        f"{e.timeout_s:g} s without progress{f' ({e.moved})' if e.moved else ''}"
     ),
     ev.CallStalled: lambda e: (
         f"{e.operation} of {e.target} on {e.dependency} has made no progress for "

@@ -161,7 +161,7 @@ def digest_of_open(file: Any, token: CancelToken) -> tuple[int, str]:
         token.raise_if_cancelled()
         digest.update(piece)
         size_bytes += len(piece)
-        token.progress()
+        token.progress(read=len(piece))
     return size_bytes, f"xxh3-128:{digest.hexdigest()}"
 
 
@@ -364,7 +364,7 @@ def _fetch_file(
             token.raise_if_cancelled()
             digest.update(piece)
             local.write(piece)
-            token.progress()
+            token.progress(read=len(piece), written=len(piece))
         arrived = local.tell()
     if size is not None and arrived != size:
         message = f"{arrived} bytes of {source} arrived, but it has {size}"

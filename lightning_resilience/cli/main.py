@@ -115,7 +115,10 @@ def serve(
 
 
 RunId = Annotated[str, typer.Option("--run-id", help="Name of the run (--rdzv-id).")]
-Store = Annotated[str | None, typer.Option(help="URL of the shared store, tcp://HOST:PORT.")]
+Store = Annotated[
+    str | None,
+    typer.Option(help="URL of the shared store, tcp://HOST:PORT or etcd://HOST:PORT/DIRECTORY."),
+]
 Restarts = Annotated[
     str | None, typer.Option(help="URL of the directory that the job was given as restarts.")
 ]

@@ -237,13 +237,17 @@ class AttemptFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAbandoned(Event):
-    """A call made no progress for its timeout and was abandoned; its thread may still run."""
+    """A call made no progress for its timeout and was abandoned; its thread may still run.
+
+    ``moved`` says how many bytes it had written, sent or read; empty where none were counted.
+    """
 
     dependency: str
     operation: str
     target: str
     attempt: int
     timeout_s: float
+    moved: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ joining has failed because          then
 ==================================  ================================================================
 the store cannot be reached, or     again with a new client, after a pause with full jitter, until
 its name is not known yet           ``join_timeout`` has passed since the first attempt
+nodes were missed in a round that   again with the same client, which gives the node's place up at
+was complete                        once, as long as above
 others have not come in time        once more: who was held up at the gate comes late; then enough
 the store belongs to another job    again for half a minute, since that job may just be ending; then
                                     the other job is named

@@ -14,7 +14,9 @@ Google          the generation, in the same answers; its two protocols have diff
 filesystems     inode and time of the staged file, which a rename takes along. Some give a file
                 another inode when it is renamed or looked up again, and some keep times in whole
                 seconds, so only both together say that it is another file
-others          none; of those that tell a checksum of the content, that is compared instead
+``memory://``   none: nothing is between this process and what it has
+others          none. What is there is read at its end and compared with the end of what was sent:
+                that has the checksum of each part of a checkpoint, and nothing else of a manifest
 ==============  ====================================================================================
 """
 
@@ -24,8 +26,11 @@ from dataclasses import dataclass
 from typing import Final
 
 
-__all__ = ["Receipt", "contradiction", "tag_of"]
+__all__ = ["TAIL_BYTES", "Receipt", "contradiction", "tag_of"]
 
+TAIL_BYTES: Final = 2**16
+"""How much of the end is compared, in bytes. ``torch.save`` ends an archive with its table of
+contents, and that with what it has made of the checksums of all parts."""
 _SAME_TIME_S: Final = 2.0
 """The coarsest time of a filesystem that anybody trains on."""
 
@@ -39,12 +44,24 @@ class Receipt:
         generation: The number of the version.
         inode: The number of the file.
         modified_s: When it was written, in seconds of the filesystem's clock.
+        tail: Digest of the last ``TAIL_BYTES`` of its content.
+        size_bytes: Its length.
     """
 
     tag: str = ""
     generation: str = ""
     inode: int | None = None
     modified_s: float | None = None
+    tail: str = ""
+    size_bytes: int | None = None
+
+    def is_told_by_its_tail(self, size_bytes: int | None) -> bool:
+        """Tell whether what is there has to be read at its end to be told from this.
+
+        Args:
+            size_bytes: How long what is there is. Another length says all by itself.
+        """
+        return bool(self.tail) and self.size_bytes == size_bytes
 
 
 def tag_of(said: object) -> str:
@@ -70,6 +87,8 @@ def contradiction(taken: Receipt, found: Receipt) -> str:
             f"it is generation {found.generation}, and storage has acknowledged generation "
             f"{taken.generation}"
         )
+    if taken.tail and found.tail and taken.tail != found.tail:
+        return f"it has the right length, {taken.size_bytes} bytes, and ends in another way"
     if None in {taken.inode, found.inode, taken.modified_s, found.modified_s}:
         return ""
     apart_s = abs((taken.modified_s or 0.0) - (found.modified_s or 0.0))

@@ -67,7 +67,7 @@ class IncarnationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         v: Version of the format.
-        incarnation: Its name.
+        incarnation: Its name; empty, in a round's own store only, for one that was given up.
         nodes: How many nodes have part in it.
         writer: Nonce of this write.
     """

@@ -50,7 +50,7 @@ class Token:
     def __init__(self) -> None:
         self.cancelled = False
 
-    def progress(self) -> None:
+    def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
         """Nothing: one request is one step."""
 
     def raise_if_cancelled(self) -> None:

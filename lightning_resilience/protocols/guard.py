@@ -289,9 +289,11 @@ def _tell(circuit: Circuit, call: GuardedCall, ended: _Ended, *, attempt: int) -
         )
     )
     if isinstance(ended.error, CallTimeoutError):
-        timeout_s = _timeout_s(call)
+        timeout_s, moved = _timeout_s(call), ended.error.moved
         yield Emit(
-            CallAbandoned(**common, target=call.target, attempt=attempt, timeout_s=timeout_s)
+            CallAbandoned(
+                **common, target=call.target, attempt=attempt, timeout_s=timeout_s, moved=moved
+            )
         )
 
 

@@ -7,6 +7,8 @@
     a round of the rendezvous is complete
         node 0      announces it, then names it, write-once, in the round's own store
         the others  read that
+    a node is missed instead
+        whoever has waited for long enough gives the round up, write-once, under the same key
     the workers     tell how far they have come, rank 0 after each verified checkpoint
     the job ends    each agent acknowledges the ending, under its number in the start that it had
                     part in; the one that hosts the store leaves last
@@ -43,9 +45,11 @@ if TYPE_CHECKING:
 __all__ = [
     "ROUND_KEY",
     "Part",
+    "RoundGivenUpError",
     "acknowledge",
     "announce",
     "await_acknowledged",
+    "give_up",
     "name_for",
     "name_round",
     "present",
@@ -60,6 +64,10 @@ ROUND_KEY: Final = "lr/incarnation"
 
 _POLL_BASE_S: Final = 0.02
 _POLL_CAP_S: Final = 1.0
+
+
+class RoundGivenUpError(StoreUnavailableError):
+    """A round of the rendezvous has no name: not all its nodes came to it. The store answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +112,41 @@ def name_round(record: IncarnationRecord) -> Protocol[IncarnationRecord]:
         The one that stands, to be announced once more: this agent may have named the round before.
 
     Raises:
+        RoundGivenUpError: The others have waited for it in vain, and are gone.
         StoreUnavailableError: The store did not answer.
     """
     written = yield from create(ROUND_KEY, encode(record))
-    return decode(IncarnationRecord, written.raw, key=ROUND_KEY)
+    return _named(written.raw)
+
+
+def give_up(*, nodes: int) -> Protocol[IncarnationRecord]:
+    """Let a round have no name any more, where some node is missed: then nobody waits for one.
+
+    Args:
+        nodes: How many nodes the round has.
+
+    Returns:
+        The name that it has been given meanwhile.
+
+    Raises:
+        RoundGivenUpError: It has none, and will have none.
+        StoreUnavailableError: The store did not answer.
+    """
+    writer: str = yield Nonce()
+    none = IncarnationRecord(incarnation="", nodes=nodes, writer=writer)
+    written = yield from create(ROUND_KEY, encode(none))
+    return _named(written.raw)
+
+
+def _named(raw: bytes) -> IncarnationRecord:
+    found = decode(IncarnationRecord, raw, key=ROUND_KEY)
+    if not found.incarnation:
+        message = (
+            f"not all {found.nodes} nodes of this round of the rendezvous, node 0 among them, came "
+            "to it before they could be taken for gone, so the round has to be made anew"
+        )
+        raise RoundGivenUpError(message)
+    return found
 
 
 def announce(keys: Keys, record: IncarnationRecord) -> Protocol[None]:
@@ -134,6 +173,7 @@ def read_name(*, deadline_at_s: float) -> Protocol[IncarnationRecord]:
         deadline_at_s: When to give up, on this process's clock.
 
     Raises:
+        RoundGivenUpError: Another agent has waited for long enough.
         StoreUnavailableError: The store did not answer, or node 0 has not named it in time: its
             agent is probably gone, and the rendezvous has to be made anew.
     """
@@ -141,7 +181,7 @@ def read_name(*, deadline_at_s: float) -> Protocol[IncarnationRecord]:
     while True:
         raw: bytes | None = yield Get(ROUND_KEY)
         if raw is not None:
-            return decode(IncarnationRecord, raw, key=ROUND_KEY)
+            return _named(raw)
         now_s: float = yield Now()
         if now_s >= deadline_at_s:
             message = (

@@ -165,6 +165,7 @@ def _tell_abandoned(recovery: Recovery, *, number: int) -> Protocol[None]:
             target=recovery.target,
             attempt=number,
             timeout_s=recovery.policy.stall_timeout_s,
+            moved="",
         )
     )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from lightning_resilience.core.moved import Moved
 from lightning_resilience.errors import CallTimeoutError
 
 
@@ -38,14 +39,19 @@ class Token:
     def __init__(self) -> None:
         self.cancelled = False
         self.marks = 0
+        self.moved = Moved()
+        # A file may be sent by one thread while another still writes it.
+        self._lock = threading.Lock()
 
     def abandon(self) -> None:
         """Leave the call behind: it finds its token set, and nobody looks at its result."""
         self.cancelled = True
 
-    def progress(self) -> None:
-        """Count a mark of progress."""
+    def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
+        """Count a mark of progress, and what was moved since the last one."""
         self.marks += 1
+        with self._lock:
+            self.moved = self.moved.plus(written=written, sent=sent, read=read)
 
     def raise_if_cancelled(self) -> None:
         """Raise once the call was abandoned."""

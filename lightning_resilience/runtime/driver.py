@@ -253,7 +253,7 @@ class Driver:
             stalled_s = call.stalled_for_s()
             if stalled_s >= _UNDISTURBED_S:
                 self.interrupt()
-            _raise_if_stalled(stalled_s, timeout_s)
+            _raise_if_stalled(stalled_s, timeout_s, token=token)
             spoken_at_s = self._speak(effect.voice, stalled_s, spoken_at_s)
             beaten_at_s = self._beat(effect.beat, beaten_at_s)
             renewed_at_s = self._renew_in_time(effect.renewal, renewed_at_s)
@@ -297,11 +297,14 @@ class Driver:
         return now_s
 
 
-def _raise_if_stalled(stalled_s: float, timeout_s: float) -> None:
+def _raise_if_stalled(stalled_s: float, timeout_s: float, *, token: Token) -> None:
     if stalled_s < timeout_s:
         return
+    moved = token.moved.told()
+    shown = f" ({moved})" if moved else ""
     message = (
-        f"The call made no progress for {timeout_s:g} s and was abandoned; its thread may still be "
-        "running. If calls need longer between two signs of progress, raise stall_timeout_s."
+        f"The call made no progress for {timeout_s:g} s and was abandoned{shown}; its thread may "
+        "still be running. If calls need longer between two signs of progress, raise "
+        "stall_timeout_s."
     )
-    raise CallTimeoutError(message)
+    raise CallTimeoutError(message, moved=moved)

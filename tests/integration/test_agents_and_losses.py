@@ -94,6 +94,24 @@ def test_a_node_dies_when_it_has_just_joined(agents: Make) -> None:
     assert record.restarts == 0
 
 
+@pytest.mark.parametrize("late", [0, 1], ids=["node_0", "another"])
+def test_a_node_comes_late_to_a_round_that_is_complete(agents: Make, *, late: int) -> None:
+    """The others have waited for long enough: all begin anew at once, in the same store."""
+    job = agents(conf={"keep_alive_max_attempt": 5})
+
+    for node in range(2):
+        job.start(node, before=("tests.agents:come_too_late",) if node == late else ())
+    job.until_start(1, size=2)
+    record = job.restarts()
+    job.finish()
+
+    assert job.codes() == [0, 0]
+    assert [len(each) for each in job.rounds()] == [2]
+    assert record.restarts == 0
+    assert job.text().count("has to be made anew") == 2
+    assert "DistNetworkError" not in job.text()
+
+
 def open_circuit(job: Agents) -> None:
     """Open the circuit of the job's storage, as a trip of its workers does."""
     record = BreakerRecord(

@@ -48,7 +48,7 @@ pytestmark = [
 NODES = 2
 HANG_S = 170.0
 """Eight ranks start on few cores."""
-DISCOVERY = ("info", "ls", "isdir", "manifest_info", "manifest_open", "manifest_cat_file")
+DISCOVERY = ("info", "ls", "isdir", "manifest_info", "manifest_cat_file")
 
 
 def checkpoint_in(folder: Path) -> None:

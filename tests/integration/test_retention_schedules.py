@@ -45,9 +45,6 @@ def random_rules(chance: random.Random) -> list[Rule]:
         first = chance.randint(1, 10)
         name = chance.choice(["ckpt", "last.ckpt", f"step={chance.randint(1, STEPS)}.ckpt"])
         lost = chance.random() < 0.2
-        if lost and not name.startswith("step="):
-            # Over an older file of its size nobody sees it: this storage tells nothing but sizes.
-            name = f"step={1 + first % STEPS}.ckpt"
         rules.append(
             Rule(
                 operations=("put_file",) if lost else (chance.choice(OPERATIONS),),

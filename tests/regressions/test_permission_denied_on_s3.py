@@ -27,7 +27,7 @@ def direct(_fs: Any, _operation: str, _path: str, work: Callable[[Any], Any], /)
     class Token:
         cancelled = False
 
-        def progress(self) -> None:
+        def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
             """Nobody listens."""
 
         def raise_if_cancelled(self) -> None:

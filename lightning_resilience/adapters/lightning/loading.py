@@ -313,6 +313,7 @@ def _copy(place: Place, token: CancelToken, file: StagedWriter) -> None:
     with place.fs.open(place.path, "rb") as remote:
         # Each write asks the token as well, but that is a request too late.
         while piece := remote.read(PIECE_BYTES):
+            token.progress(read=len(piece))
             file.write(piece)
             token.raise_if_cancelled()
 

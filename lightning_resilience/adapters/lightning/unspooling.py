@@ -207,9 +207,9 @@ class _Wanted:
         """Whether the caller has given up, or the run ends."""
         return self._token.cancelled or not self._is_wanted()
 
-    def progress(self) -> None:
+    def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
         """Say that a part is done."""
-        self._token.progress()
+        self._token.progress(written=written, sent=sent, read=read)
 
     def raise_if_cancelled(self) -> None:
         """Raise where the caller has given up, or the run ends."""

@@ -44,7 +44,13 @@ def server() -> TCPStore:
 def handler(port: int, run_id: str = "job", **options: Any) -> RendezvousHandler:
     """Make a handler for one node."""
     parameters = RendezvousParameters("c10d", f"127.0.0.1:{port}", run_id, 1, 2, "127.0.0.1")
-    settings = {"last_call_timeout": 1, "keep_alive_interval": 1, **options}
+    settings = {
+        "last_call_timeout": 1,
+        "keep_alive_interval": 1,
+        # A busy machine may keep a thread from its heartbeat for seconds.
+        "keep_alive_max_attempt": 60,
+        **options,
+    }
     return within.make_inner(parameters, "c10d", {"is_host": "0", **settings})
 
 

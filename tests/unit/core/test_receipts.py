@@ -65,3 +65,28 @@ def test_another_file_of_another_time_is_another_file() -> None:
 def test_a_tag_is_compared_without_what_some_answers_put_around_it(said: object, tag: str) -> None:
     """A header quotes it, and not every answer's body does."""
     assert tag_of(said) == tag
+
+
+SENT = Receipt(tail="new", size_bytes=7)
+
+
+def test_another_end_is_another_object() -> None:
+    """The text says that its length does not tell."""
+    assert "right length, 7 bytes" in contradiction(SENT, Receipt(tail="old", size_bytes=7))
+
+
+@pytest.mark.parametrize("found", [SENT, Receipt(size_bytes=7), Receipt()])
+def test_an_end_that_is_the_same_or_was_not_read_says_nothing(found: Receipt) -> None:
+    """Whoever could not be told from others is believed."""
+    assert contradiction(SENT, found) == ""
+
+
+@pytest.mark.parametrize(
+    ("taken", "size_bytes", "expected"),
+    [(SENT, 7, True), (SENT, 8, False), (SENT, None, False), (Receipt(size_bytes=7), 7, False)],
+)
+def test_an_end_is_read_only_where_it_tells_something(
+    *, taken: Receipt, size_bytes: int | None, expected: bool
+) -> None:
+    """Another length says all by itself, and without an end to compare there is nothing to read."""
+    assert taken.is_told_by_its_tail(size_bytes) is expected

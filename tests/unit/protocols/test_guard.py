@@ -238,6 +238,7 @@ def test_a_call_that_never_returns_is_abandoned() -> None:
 
     def work(token: Any) -> str:
         tokens.append(token)
+        token.progress(sent=7)
         token.spend(FOREVER_S if len(tokens) == 1 else 0.1)
         return "value"
 
@@ -249,6 +250,7 @@ def test_a_call_that_never_returns_is_abandoned() -> None:
     (failed,) = task.emitted(AttemptFailed)
     (abandoned,) = task.emitted(CallAbandoned)
     assert (failed.failure, abandoned.timeout_s) == ("transient", POLICY.stall_timeout_s)
+    assert abandoned.moved == "7 bytes sent"
 
 
 def test_hangs_trip_the_circuit() -> None:

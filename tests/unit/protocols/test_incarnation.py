@@ -15,9 +15,11 @@ from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols import effects as fx
 from lightning_resilience.protocols.incarnation import (
     Part,
+    RoundGivenUpError,
     acknowledge,
     announce,
     await_acknowledged,
+    give_up,
     name_for,
     name_round,
     present,
@@ -97,6 +99,29 @@ def test_a_round_without_its_node_0_is_made_anew() -> None:
     assert isinstance(other.error, StoreUnavailableError)
     assert "node 0" in str(other.error)
     assert world.now_s <= 31.0
+
+
+def test_a_round_that_was_given_up_gets_no_name() -> None:
+    """Neither from a node 0 that comes late, nor for who has waited for it."""
+    world = World()
+    waiting = world.spawn(read_name(deadline_at_s=1e9), name=1)
+    giving_up = world.spawn(give_up(nodes=3), name=2, at_s=5.0)
+    late = world.spawn(named(nodes=3, before="3-x"), name=0, at_s=8.0)
+    world.run()
+
+    assert all(isinstance(each.error, RoundGivenUpError) for each in (waiting, giving_up, late))
+    assert waiting.ended_at_s is not None
+    assert waiting.ended_at_s < 8.0
+    assert "all 3 nodes" in str(late.error)
+
+
+def test_a_round_that_has_a_name_is_not_given_up() -> None:
+    """Node 0 was faster: whoever has waited goes on with that."""
+    world = World()
+    found = run(named(nodes=3, before="3-x"), world)
+
+    assert run(give_up(nodes=3), world) == found
+    assert found.incarnation.startswith("4-")
 
 
 def test_before_the_first_start_there_is_none() -> None:

@@ -336,6 +336,45 @@ def test_without_progress_the_same_work_is_abandoned(make_driver: Callable[..., 
     await_end(threads_named("lightning-resilience-call"))
 
 
+def test_an_abandoned_call_tells_how_many_bytes_had_moved(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """What it has marked by then, of each kind that it has marked; other marks count no bytes."""
+    over = threading.Event()
+
+    def work(token: CancelToken) -> None:
+        token.progress(written=70)
+        token.progress()
+        token.progress(sent=20)
+        token.progress(sent=21)
+        assert over.wait(HANG_S)
+
+    with pytest.raises(
+        CallTimeoutError, match=r"abandoned \(70 bytes written, 41 bytes sent\); "
+    ) as it:
+        make_driver().run(one(fx.Call(work, timeout_s=0.01)))
+    over.set()
+
+    assert it.value.moved == "70 bytes written, 41 bytes sent"
+
+
+def test_nothing_is_said_of_bytes_that_nobody_has_counted(
+    make_driver: Callable[..., Driver],
+) -> None:
+    """A request for a size, for example, or a foreign writer that marks nothing."""
+    over = threading.Event()
+
+    def work(token: CancelToken) -> None:
+        token.progress()
+        assert over.wait(HANG_S)
+
+    with pytest.raises(CallTimeoutError, match="was abandoned; its thread") as it:
+        make_driver().run(one(fx.Call(work, timeout_s=0.01)))
+    over.set()
+
+    assert it.value.moved == ""
+
+
 def test_a_call_beats_while_it_runs(make_driver: Callable[..., Driver], store: MemoryStore) -> None:
     """Every beat writes another value, from the waiting thread and at the interval."""
     clock, seen = ManualClock(), []

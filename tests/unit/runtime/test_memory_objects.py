@@ -24,7 +24,7 @@ class Token(CancelToken):
         """As made."""
         return self._cancelled
 
-    def progress(self) -> None:
+    def progress(self, *, written: int = 0, sent: int = 0, read: int = 0) -> None:
         """Nobody times this."""
 
     def raise_if_cancelled(self) -> None:

@@ -261,7 +261,7 @@ def verified(url: str, *, is_ours: bool = True, is_doubted: bool = False) -> Ins
     return verify(storage(), RecordingToken(), url=url, is_ours=is_ours, is_doubted=is_doubted)
 
 
-ASKED = {"manifest_open": 1, "info": 2, "open": 1, "ls": 2}
+ASKED = {"manifest_cat_file": 1, "info": 2, "open": 1, "ls": 2}
 """How often each is asked about a good checkpoint; about a sharded one for the last."""
 SHARDS = {".metadata": b"m", "meta.pt": b"p", "__0_0.distcp": b"zero", "__1_0.distcp": b"one"}
 
@@ -463,7 +463,7 @@ def test_what_is_good_when_it_is_looked_at_again_is_taken(
     assert verified(str(path)).rejected == ""
 
 
-@pytest.mark.parametrize("operation", ["manifest_open", "info", "open", "ls"])
+@pytest.mark.parametrize("operation", ["manifest_cat_file", "info", "open", "ls"])
 @pytest.mark.parametrize("number", range(1, 4))
 def test_no_error_of_the_storage_makes_a_checkpoint_damaged(
     operation: str,

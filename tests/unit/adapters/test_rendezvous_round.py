@@ -1,0 +1,107 @@
+# SPDX-FileCopyrightText: The lightning-resilience authors
+# SPDX-License-Identifier: Apache-2.0
+"""A round of the rendezvous that some nodes have not come to: nobody waits for long, or loses."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lightning_resilience.adapters.agent_store import AgentStore
+from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
+from lightning_resilience.adapters.rendezvous_round import name_of_round
+from lightning_resilience.errors import StoreUnavailableError
+from tests.handlers import WITHIN_S, server
+from tests.ports import free_port
+
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from tests.handlers import Handlers
+
+
+def named(port: int, rank: int, *, waits_s: int) -> Any:
+    """Name a round of three nodes, or learn its name, as the agent of one of them."""
+    options = RendezvousOptions.read({"keep_alive_interval": 1, "keep_alive_max_attempt": waits_s})
+    store, names = (AgentStore.at("127.0.0.1", port, run_id="job") for _ in range(2))
+    info: Any = SimpleNamespace(rank=rank, world_size=3)
+    try:
+        return name_of_round(info, store, names, options=options, before="")
+    finally:
+        store.close()
+
+
+def has_none(found: Future[Any]) -> bool:
+    """Tell whether an agent has learnt in time that the round has no name."""
+    return isinstance(found.exception(WITHIN_S), StoreUnavailableError)
+
+
+@pytest.mark.parametrize(
+    ("gives_up", "waits"), [(0, 1), (1, 2)], ids=["node_0_comes", "node_0_is_late"]
+)
+def test_whoever_waits_for_a_name_learns_that_there_will_be_none(gives_up: int, waits: int) -> None:
+    """Another has waited for long enough: nobody waits for as long again."""
+    store = server()
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(named, store.port, waits, waits_s=10 * int(WITHIN_S))
+        giving_up = pool.submit(named, store.port, gives_up, waits_s=1)
+
+        assert has_none(giving_up)
+        assert has_none(waiting)
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_whoever_comes_to_a_round_too_late_waits_for_nobody(late: int) -> None:
+    """The others have given it up; one that named it now would be alone in it."""
+    store = server()
+    with ThreadPoolExecutor(2) as pool:
+        first = [pool.submit(named, store.port, rank, waits_s=1) for rank in {0, 1, 2} - {late}]
+        assert all(has_none(each) for each in first)
+
+        assert has_none(pool.submit(named, store.port, late, waits_s=10 * int(WITHIN_S)))
+
+
+def test_a_round_that_is_made_anew_takes_the_store_from_nobody(handlers: Handlers) -> None:
+    """The agent that hosts it keeps it, and its place in the rendezvous, whoever is missed."""
+    port = free_port()
+    host = handlers.make(port, nodes=(1, 2), is_host=1, keep_alive_max_attempt=3)
+    inner = host._connection.handler()
+    client = AgentStore.at("127.0.0.1", port, run_id="job")
+    client.driver.store.set("kept", b"1")
+    other = handlers.make(port, nodes=(1, 2), keep_alive_max_attempt=3, last_call_timeout=5)
+
+    def go() -> int:
+        joined = other._connection.join()
+        other._connection.drop()
+        return joined.world_size
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(go)
+        [info] = handlers.join(host)
+
+    assert (going.result(WITHIN_S), info.world_size) == (2, 1)
+    assert client.driver.store.get("kept") == b"1"
+    assert host._connection.handler() is inner
+    client.close()
+
+
+def test_a_client_that_has_broken_takes_the_store_from_nobody(handlers: Handlers) -> None:
+    """The agent that hosts it asks with a new client, of the server that there was."""
+    port = free_port()
+    host = handlers.make(port, is_host=1)
+    handlers.join(host)
+    client = AgentStore.at("127.0.0.1", port, run_id="job")
+    client.driver.store.set("kept", b"1")
+
+    host._connection.failed(RuntimeError("recv timed out"))
+
+    assert host._connection.handler() is not None
+    assert host._connection.hosts_store
+    assert client.driver.store.get("kept") == b"1"
+    client.close()
+    assert host.shutdown()
+    assert not host._connection.hosts_store
