@@ -23,11 +23,12 @@ import hypothesis
 import pytest
 
 from tests.agents import agents
-from tests.gcs_server import gcs_bucket, gcs_server
+from tests.gcs_server import gcs_bucket, gcs_server, gcs_server_if_any
 from tests.handlers import handlers
 from tests.s3_server import bucket, s3_server
 from tests.single_rank import faulty, spool
 from tests.two_agents import launch
+from tests.uploads import side
 from tests.warm_python import warm_python
 
 
@@ -41,9 +42,11 @@ __all__ = [
     "faulty",
     "gcs_bucket",
     "gcs_server",
+    "gcs_server_if_any",
     "handlers",
     "launch",
     "s3_server",
+    "side",
     "spool",
     "warm_python",
 ]

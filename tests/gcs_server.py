@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""A server of Google Cloud Storage's JSON protocol on loopback.
+"""A server of Google Cloud Storage on loopback: its JSON protocol, and the uploads in parts of XML.
 
 ``gcs_server`` and ``gcs_bucket`` are fixtures of ``conftest.py``: one server for the whole session,
 one bucket per test.
@@ -20,6 +20,8 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.gcs_parts import GcsParts
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +32,7 @@ class GcsServer:
     """Where a server is, and how to reach it."""
 
     url: str
+    parts: GcsParts
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -77,17 +80,40 @@ class GcsServer:
 
 
 @pytest.fixture(scope="session")
-def gcs_server() -> Iterator[GcsServer]:
+def gcs_server(gcs_server_if_any: GcsServer | None) -> GcsServer:
     """Run one server for the session."""
-    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    return gcs_server_if_any or pytest.skip("there is no emulator of Google Cloud Storage")
 
+
+@pytest.fixture(scope="session")
+def gcs_server_if_any() -> Iterator[GcsServer | None]:
+    """Run it, for who can do without."""
+    try:
+        emulator: Any = importlib.import_module("gcp_storage_emulator.server")
+    except ImportError:
+        yield None
+        return
+    parts = GcsParts(emulator)
+    _take_what_is_empty()
     server = emulator.create_server("127.0.0.1", 0, in_memory=True)
     server.start()
     # gcsfs asks for an object and for a folder at once, and hangs up on the later answer.
     server._api._httpd.handle_error = lambda *_: None
     host, port = server._api._httpd.server_address
-    yield GcsServer(url=f"http://{host}:{port}")
+    yield GcsServer(url=f"http://{host}:{port}", parts=parts)
     server.stop()
+
+
+def _take_what_is_empty() -> None:
+    # The emulator has None for a body without a byte.
+    objects: Any = importlib.import_module("gcp_storage_emulator.handlers.objects")
+    media_upload = objects._media_upload
+
+    def upload(request: Any, response: Any, storage: Any) -> Any:
+        request._data = request.data or b""
+        return media_upload(request, response, storage)
+
+    objects._media_upload = upload
 
 
 @pytest.fixture

@@ -393,7 +393,7 @@ def _train(bench: Bench, *callbacks: Callback, steps: int | None = None) -> Any:
     warnings.filterwarnings("ignore")
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
     if bench.parts:
-        object_store._S3_LENGTHS = Lengths(single_bytes=1, shortest_bytes=1024, longest_bytes=1024)
+        object_store._LENGTHS = Lengths(single_bytes=1, shortest_bytes=1024, longest_bytes=1024)
     torch.manual_seed(7)
     job = bench.job
     trainer = make_trainer(job)

@@ -14,7 +14,7 @@ import contextlib
 import http.client
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 
 REGION = "us-east-1"
+
+
+class Located(Protocol):
+    """Any server."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +157,11 @@ def _acknowledgement(request: Request) -> Answer:
 
 @contextlib.contextmanager
 def denying_server(
-    server: S3Server,
+    server: Located,
     denies: Callable[[str, str], bool] = _never,
     *,
     forgets: Callable[[str, str], bool] = _never,
+    acknowledgement: Callable[[Request], Answer] = _acknowledgement,
 ) -> Iterator[FailingServer]:
     """Run a server that passes requests on to ``server``, and answers some by itself.
 
@@ -160,18 +169,19 @@ def denying_server(
         server: The server that works.
         denies: Tells by method, and path with its query, whether a request is denied.
         forgets: Tells whether a write is answered as if it had been carried out.
+        acknowledgement: Makes that answer.
     """
 
     def answer(request: Request) -> Answer | None:
         if forgets(request.method, request.path):
-            return _acknowledgement(request)
+            return acknowledgement(request)
         return ERRORS["403"] if denies(request.method, request.path) else pass_on(request, server)
 
     with serving(answer) as denying:
         yield FailingServer(denying)
 
 
-def pass_on(request: Request, server: S3Server) -> Answer:
+def pass_on(request: Request, server: Located) -> Answer:
     """Return what another server answers to a request."""
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)
     try:

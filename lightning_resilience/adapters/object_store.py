@@ -8,21 +8,23 @@ storage         staged                                      published by
 local           beside the target                           a rename, then fsync of the directory
 ``memory://``   in the spool directory                      one assignment
 ``s3://``       in the spool directory                      one streamed PutObject (up to 16 MiB)
-``s3://``       above that, in the spool directory          parts, and their completion
+``gs://``       in the spool directory                      one streamed upload (up to 16 MiB)
+both            above that, in the spool directory          parts, and their completion
 others          in the spool directory                      one ``put_file`` of their own
 ==============  ==========================================  ========================================
 
 ``put_file`` of s3fs reads up to 100 MiB into memory and sends larger files as a multipart upload
-that knows nothing of its caller's timeout. A PutObject is atomic by the protocol: a connection that
-ends early leaves no object. What is longer is sent in parts, several at once (``s3_upload``), which
-several connections carry faster than one; the first ones, where the caller asks for it, while the
-rest of the file is still being staged. An upload in parts that is gone when it is to be
-completed may be gone *because* it was completed, by a request whose answer was lost; so the object
-is looked for before the upload counts as failed.
+that knows nothing of its caller's timeout, and that of gcsfs sends pieces one after the other. One
+request is atomic by the protocol: a connection that ends early leaves no object. What is longer is
+sent in parts, several at once (``parted_upload``), which several connections carry faster than one;
+the first ones, where the caller asks for it, while the rest of the file is still being staged. An
+upload in parts that is gone when it is to be completed may be gone *because* it was completed, by a
+request whose answer was lost; so the object is looked for before the upload counts as failed.
 
-What S3 or a filesystem has called the file when it took it is compared with what is there when its
-size is asked for next, and elsewhere the end of what is there with the end of what was sent, so
-that a write is noticed that was dropped over an older one of the same length (``receipts``).
+What S3, Google or a filesystem has called the file when it took it is compared with what is there
+when its size is asked for next, and elsewhere the end of what is there with the end of what was
+sent, so that a write is noticed that was dropped over an older one of the same length
+(``receipts``).
 
 A name is not used again before what was sent about it has ended (``landings``).
 
@@ -37,13 +39,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.adapters.google_storage import (
-    compare_crc32c,
-    put_file,
-    raise_if_no_bucket,
-)
-from lightning_resilience.adapters.landings import Progress, landing, removing
+from lightning_resilience.adapters.google_storage import compare_crc32c, raise_if_no_bucket
+from lightning_resilience.adapters.google_upload import NotTakenError, note_refusal
+from lightning_resilience.adapters.landings import landing, removing
 from lightning_resilience.adapters.local_files import fsync_directory, remove, seen, seen_in
+from lightning_resilience.adapters.parted_upload import parted_upload
+from lightning_resilience.adapters.protocol_names import is_google, protocols, strip_protocol
 from lightning_resilience.adapters.receipts import (
     acknowledge,
     compare,
@@ -51,7 +52,7 @@ from lightning_resilience.adapters.receipts import (
     receipt_by_tail,
     with_tail,
 )
-from lightning_resilience.adapters.s3_upload import parted_upload, put_object
+from lightning_resilience.adapters.sending import put_file, requests_of, send_at_once
 from lightning_resilience.adapters.staging import staging_name
 from lightning_resilience.core.evidence import inner_codes
 from lightning_resilience.core.parts import Lengths, cut
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
     from lightning_resilience.adapters.landings import Landing
-    from lightning_resilience.adapters.s3_upload import PartedUpload
+    from lightning_resilience.adapters.parted_upload import PartedUpload
     from lightning_resilience.ports import CancelToken
 
 
@@ -77,14 +78,11 @@ __all__ = [
     "strip_protocol",
 ]
 
-_S3_LENGTHS = Lengths(single_bytes=16 * 2**20, shortest_bytes=5 * 2**20, longest_bytes=16 * 2**20)
+_LENGTHS = Lengths(single_bytes=16 * 2**20, shortest_bytes=5 * 2**20, longest_bytes=16 * 2**20)
 # What "there is no such object" looks like inside a FileNotFoundError; no code at all is what
 # filesystems raise that found out by themselves. NoSuchBucket is not an answer about the object.
 _ABSENT_CODES = frozenset({"404", "NoSuchKey", "NoSuchVersion", "BlobNotFound"})
 _UPLOAD_IS_GONE = "NoSuchUpload"
-# What they send is one request where it is small enough, and they tell of it afterwards.
-_SENDING_AT_ONCE = frozenset({"gs", "gcs", "abfs", "abfss", "az", "adl"})
-_GOOGLE = frozenset({"gs", "gcs"})
 # Half of the default stall_timeout_s, for who has no policy.
 _PATIENCE_S = 30.0
 
@@ -148,12 +146,15 @@ class FsspecObjectStore:
             self._publish_by_rename(staged_path, path, token)
             return
         with self.landing(path, token) as landing:
-            if upload is not None and upload.is_begun and upload.plan.holds(_size(staged_path)):
-                tag = self._complete(upload, staged_path, path, landing=landing)
-            else:
-                tag = self._send(staged_path, path, landing)
-        is_told = bool(tag) or "memory" in self._protocols
-        acknowledge(self._key(path), Receipt(tag=tag) if is_told else receipt_by_tail(staged_path))
+            try:
+                receipt = self._send(staged_path, path, landing=landing, upload=upload)
+            except NotTakenError as error:
+                note_refusal(self._fs, path, error)
+                receipt = put_file(self._fs, staged_path, path, landing=landing)
+            if is_google(self._fs):
+                compare_crc32c(find_info(self._fs, path), staged_path, token)
+        is_told = receipt != Receipt() or "memory" in self._protocols
+        acknowledge(self._key(path), receipt if is_told else receipt_by_tail(staged_path))
         token.progress()
         self._fs.invalidate_cache(path)
 
@@ -164,19 +165,19 @@ class FsspecObjectStore:
     def _key(self, path: str) -> str:
         return f"{self._protocols[0]}://{strip_protocol(self._fs, path).rstrip('/')}"
 
-    def _send(self, staged_path: str, path: str, landing: Landing) -> str:
-        """Send a file; return the tag that the storage has given it, empty where it gives none."""
-        if "s3" in self._protocols and _size(staged_path) <= _S3_LENGTHS.single_bytes:
-            return put_object(self._fs, staged_path, path, landing=landing)
-        if "s3" in self._protocols:
-            return self._put_parts(staged_path, path, landing)
-        if "memory" in self._protocols:
-            data = Path(staged_path).read_bytes()
-            landing.send()
-            self._fs.pipe_file(path, data)
-        else:
-            self._put_file(staged_path, path, landing)
-        return ""
+    def _send(
+        self, staged_path: str, path: str, *, landing: Landing, upload: PartedUpload | None
+    ) -> Receipt:
+        """Send a file; return what the storage calls it, empty where it does not say."""
+        size_bytes = _size(staged_path)
+        if upload is not None and upload.is_begun and upload.plan.holds(size_bytes):
+            return self._complete(upload, staged_path, path, landing=landing)
+        if size_bytes <= _LENGTHS.single_bytes:
+            return send_at_once(self._fs, staged_path, path, landing=landing)
+        with self.upload(staged_path, path, landing.token, expected_bytes=size_bytes) as parts:
+            if parts is not None:
+                return self._complete(parts, staged_path, path, landing=landing)
+        return put_file(self._fs, staged_path, path, landing=landing)
 
     def size(self, path: str) -> int | None:
         """Return the size that the storage itself reports now; None only if there is no object.
@@ -197,7 +198,11 @@ class FsspecObjectStore:
         return None if there is None else there.size_bytes
 
     def _seen_in(self, found: Mapping[str, Any], path: str) -> Receipt:
-        seen = Receipt(tag=tag_of(found.get("ETag")), size_bytes=int(found["size"]))
+        seen = Receipt(
+            tag=tag_of(found.get("ETag")),
+            generation=str(found.get("generation") or ""),
+            size_bytes=int(found["size"]),
+        )
         return with_tail(self._key(path), seen, partial(self._fs.cat_file, path))
 
     def remove(self, path: str, token: CancelToken | None = None) -> None:
@@ -254,17 +259,6 @@ class FsspecObjectStore:
         fsync_directory(target.parent)
         token.progress()
 
-    def _put_file(self, staged_path: str, path: str, landing: Landing) -> None:
-        landing.token.raise_if_cancelled()
-        if not _SENDING_AT_ONCE.isdisjoint(self._protocols):
-            landing.send()
-        progress = Progress(landing, size_bytes=_size(staged_path))
-        if _GOOGLE.isdisjoint(self._protocols):
-            self._fs.put_file(staged_path, path, callback=progress)
-            return
-        put_file(self._fs, staged_path, path, progress=progress)
-        compare_crc32c(find_info(self._fs, path), staged_path, landing.token)
-
     def upload(
         self, staged_path: str, path: str, token: CancelToken, *, expected_bytes: int
     ) -> AbstractContextManager[PartedUpload | None]:
@@ -276,19 +270,15 @@ class FsspecObjectStore:
             token: The caller's token.
             expected_bytes: About how long it will be.
         """
-        if "s3" not in self._protocols:
+        requests = requests_of(self._fs, path)
+        if requests is None:
             return nullcontext()
-        plan = cut(expected_bytes, _S3_LENGTHS)
-        return parted_upload(self._fs, staged_path, path, token=token, plan=plan)
-
-    def _put_parts(self, staged_path: str, path: str, landing: Landing) -> str:
-        plan = cut(_size(staged_path), _S3_LENGTHS)
-        with parted_upload(self._fs, staged_path, path, token=landing.token, plan=plan) as upload:
-            return self._complete(upload, staged_path, path, landing=landing)
+        plan = cut(expected_bytes, _LENGTHS)
+        return parted_upload(requests, staged_path, token=token, plan=plan)
 
     def _complete(
         self, upload: PartedUpload, staged_path: str, path: str, *, landing: Landing
-    ) -> str:
+    ) -> Receipt:
         size_bytes = _size(staged_path)
         before = find_info(self._fs, path)
         try:
@@ -300,23 +290,7 @@ class FsspecObjectStore:
             # One of the same size that has been there before is not the one that was sent.
             if after is None or after == before or int(after["size"]) != size_bytes:
                 raise
-            return ""
-
-
-def protocols(fs: AbstractFileSystem | type[AbstractFileSystem]) -> tuple[str, ...]:
-    """Return the names of a filesystem's protocol, the usual one first.
-
-    Empty for the class of a filesystem whose instances decide.
-    """
-    names = fs.protocol
-    if isinstance(names, str):
-        return (names,)
-    return tuple(names) if isinstance(names, (tuple, list)) else ()
-
-
-def strip_protocol(fs: AbstractFileSystem, path: str) -> str:
-    """Return the path as the filesystem itself wants it."""
-    return str(fs._strip_protocol(path))  # noqa: SLF001 - fsspec has no public name for it
+            return Receipt()
 
 
 def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
@@ -339,7 +313,7 @@ def find_info(fs: AbstractFileSystem, path: str) -> dict[str, Any] | None:
             raise FileNotFoundError(errno.ENOENT, "there is no such bucket", path) from error
         if not _is_absence(error):
             raise
-        if not _GOOGLE.isdisjoint(protocols(fs)):
+        if is_google(fs):
             raise_if_no_bucket(fs, path)
         return None
 

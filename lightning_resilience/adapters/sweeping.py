@@ -27,20 +27,21 @@ What is old enough is decided in ``core.sweeping``. Where nothing is found, one 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
+from lightning_resilience.adapters.listings import modified_s
 from lightning_resilience.adapters.living import held, unless_held
-from lightning_resilience.adapters.object_store import find_info, protocols
+from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.small_objects import put
 from lightning_resilience.adapters.spool import SpoolDirectory
 from lightning_resilience.adapters.staging import discard, is_staging_name, staging_name
 from lightning_resilience.adapters.storage import probe_path
+from lightning_resilience.adapters.unfinished_uploads import UnfinishedUploads
 from lightning_resilience.core.manifest import DIRECTORY
 from lightning_resilience.core.sweeping import Leftover, is_orphaned, orphans
 from lightning_resilience.runtime.calls import Token
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["sweep_directory", "sweep_other_runs", "sweep_spool", "swept_spool"]
-
-_PAGES_MAX: Final = 10
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def sweep_directory(
         directory = Path(place.path)
         swept = partial(_sweep_files, token=token, nonce=nonce, also_directories=False)
         return [*swept(directory), *swept(directory / DIRECTORY)]
-    if "s3" in protocols(place.fs):
+    if UnfinishedUploads.are_known_to(place.fs):
         return _sweep_uploads(storage, url, token, nonce=nonce)
     return []
 
@@ -263,40 +262,14 @@ def _sweep_uploads(
     if not prefix:
         # Whose the uploads of a whole bucket are cannot be told from their keys.
         return []
-    prefix = f"{prefix.rstrip('/')}/"
-    keys: dict[str, str] = {}
-    leftovers = []
-    for upload in _uploads(place, token, Bucket=bucket, Prefix=prefix):
-        keys[upload["UploadId"]] = upload["Key"]
-        touched_s = upload["Initiated"].timestamp()
-        leftovers.append(Leftover(name=upload["UploadId"], touched_s=touched_s))
-    if not leftovers:
+    uploads = UnfinishedUploads(place.fs, bucket)
+    found = {upload.upload_id: upload for upload in uploads.below(f"{prefix.rstrip('/')}/", token)}
+    if not found:
         return []
+    leftovers = [Leftover(name=name, touched_s=each.begun_s) for name, each in found.items()]
     now_s = _time_of_storage(storage.place(probe_path(url, nonce())), nonce(), token)
-
-    def abort(name: str) -> None:
-        request = {"Bucket": bucket, "Key": keys[name], "UploadId": name}
-        try:
-            _call(place, "abort_multipart_upload", **request)
-        except FileNotFoundError:
-            _log.debug("the upload to %s/%s was ended by somebody else", bucket, keys[name])
-
-    return [keys[name] for name in _remove(orphans(leftovers, now_s=now_s), abort, token)]
-
-
-def _uploads(place: Place, token: CancelToken, **request: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    # What is on later pages is found by the next start.
-    for _ in range(_PAGES_MAX):
-        token.raise_if_cancelled()
-        page = _call(place, "list_multipart_uploads", **request)
-        token.progress()
-        found += page.get("Uploads", ())
-        if not page.get("IsTruncated"):
-            break
-        request["KeyMarker"] = page["NextKeyMarker"]
-        request["UploadIdMarker"] = page["NextUploadIdMarker"]
-    return found
+    old = orphans(leftovers, now_s=now_s)
+    return [found[name].key for name in _remove(old, lambda n: uploads.abort(found[n]), token)]
 
 
 def _time_of_storage(place: Place, nonce: str, token: CancelToken) -> float:
@@ -304,9 +277,4 @@ def _time_of_storage(place: Place, nonce: str, token: CancelToken) -> float:
     put(place.store, place.path, nonce.encode(), nonce=nonce, token=token)
     found = find_info(place.fs, place.path) or {}
     place.store.remove(place.path)
-    return float(found["LastModified"].timestamp())
-
-
-def _call(place: Place, method: str, **request: Any) -> Any:
-    call = place.fs._call_s3(method, **request)  # noqa: SLF001 - s3fs has no public name for these
-    return asyncio.run_coroutine_threadsafe(call, place.fs.loop).result()
+    return modified_s(found) or 0.0

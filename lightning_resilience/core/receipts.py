@@ -10,6 +10,7 @@ of the same name, often of the same length. So what storage called the new one w
 storage         receipt
 ==============  ====================================================================================
 S3              the ETag, in the answer to a PutObject or to the completion of an upload in parts
+Google          the generation, in the same answers; its two protocols have different ETags
 filesystems     inode and time of the staged file, which a rename takes along. Some give a file
                 another inode when it is renamed or looked up again, and some keep times in whole
                 seconds, so only both together say that it is another file
@@ -40,6 +41,7 @@ class Receipt:
 
     Args:
         tag: The ETag, without quotes.
+        generation: The number of the version.
         inode: The number of the file.
         modified_s: When it was written, in seconds of the filesystem's clock.
         tail: Digest of the last ``TAIL_BYTES`` of its content.
@@ -47,6 +49,7 @@ class Receipt:
     """
 
     tag: str = ""
+    generation: str = ""
     inode: int | None = None
     modified_s: float | None = None
     tail: str = ""
@@ -79,6 +82,11 @@ def contradiction(taken: Receipt, found: Receipt) -> str:
     """
     if taken.tag and found.tag and taken.tag != found.tag:
         return f"its ETag is {found.tag}, and storage has acknowledged {taken.tag}"
+    if taken.generation and found.generation and taken.generation != found.generation:
+        return (
+            f"it is generation {found.generation}, and storage has acknowledged generation "
+            f"{taken.generation}"
+        )
     if taken.tail and found.tail and taken.tail != found.tail:
         return f"it has the right length, {taken.size_bytes} bytes, and ends in another way"
     if None in {taken.inode, found.inode, taken.modified_s, found.modified_s}:

@@ -9,6 +9,7 @@ missing upload, key and bucket.
 
 from __future__ import annotations
 
+import io
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +24,14 @@ from lightning_resilience.core.parts import Lengths
 from lightning_resilience.errors import RetriesExhaustedError
 from tests.real_guard import Rank
 from tests.tokens import RecordingToken
+from tests.uploads import BEGIN, COMPLETE, PART_BYTES, abort, watch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from tests.s3_server import S3Server
-
-
-pytest.importorskip("s3fs")
-
-PART_BYTES = 5 * 2**20
-"""The smallest that the protocol allows."""
+    from tests.uploads import Asked, Side
 
 
 class Uploads:
@@ -48,36 +44,35 @@ class Uploads:
     """
 
     def __init__(self, fs: Any, *before: str) -> None:
-        self._call, self._before = fs._call_s3, list(before)
-        self.methods: list[str] = []
-        fs._call_s3 = self.call
+        self._fs, self._before = fs, list(before)
+        self.words: list[str] = []
+        watch(fs, self.call)
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, asked: Asked, go: Callable[[], Awaitable[Any]]) -> Any:
         """Pass a request on; before a completion, do what was asked for."""
-        self.methods.append(method)
-        if method == "complete_multipart_upload" and self._before:
-            names = {name: kwargs[name] for name in ("Bucket", "Key", "UploadId")}
+        self.words.append(asked.what)
+        if asked.what == COMPLETE and self._before:
             if self._before.pop(0) == "complete":
-                await self._call(method, *args, **kwargs)
-                # This server forgives a second completion; others have forgotten the upload, and
-                # say what it says to an abort.
-                return await self._call("abort_multipart_upload", *args, **names)
-            await self._call("abort_multipart_upload", *args, **names)
-        return await self._call(method, *args, **kwargs)
+                await go()
+                # One server forgives a second completion; others have forgotten the upload, and
+                # say what they say to an abort.
+                return await abort(self._fs, asked)
+            await abort(self._fs, asked)
+        return await go()
 
 
 @pytest.fixture
 def save(
-    s3_server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    side: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[Any, Uploads]]:
     """Save one checkpoint of a little more than two parts, under a guard."""
     lengths = Lengths(single_bytes=PART_BYTES, shortest_bytes=PART_BYTES, longest_bytes=PART_BYTES)
-    monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
-    storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
+    monkeypatch.setattr(object_store, "_LENGTHS", lengths)
+    storage = Storage(side.options, spool=lambda: str(tmp_path))
     nonces = itertools.count()
 
     def run(checkpoint: object, *before: str) -> tuple[Any, Uploads]:
-        url = f"s3://{bucket}/a.ckpt"
+        url = side.url("a.ckpt")
         uploads = Uploads(storage.place(url).fs, *before)
         saving = StagedSave(storage, url, checkpoint, nonce=lambda: str(next(nonces)))
         done = Rank().call(saving.attempt)
@@ -92,40 +87,40 @@ def checkpoint(value: float) -> dict[str, Any]:
     return {"weights": torch.full((2_800_000,), value)}
 
 
-def saved(s3_server: S3Server, bucket: str, folder: Path) -> float:
+def saved(side: Side) -> float:
     """Return what the stored checkpoint holds, read by another client."""
-    s3_server.client().download_file(bucket, "a.ckpt", str(folder / "downloaded"))
-    weights = torch.load(folder / "downloaded", weights_only=True)["weights"]
+    found = io.BytesIO(side.read("a.ckpt") or b"")
+    weights = torch.load(found, weights_only=True)["weights"]
     value: float = weights[0].item()
     assert bool((weights == value).all())
     return value
 
 
 def test_an_upload_that_is_gone_is_sent_again(
-    save: Callable[..., tuple[Any, Uploads]], s3_server: S3Server, bucket: str, tmp_path: Path
+    save: Callable[..., tuple[Any, Uploads]], side: Side
 ) -> None:
     """The whole upload is made once more, and nothing of the first one is left."""
     done, uploads = save(checkpoint(1.0), "abort")
 
     assert done.attempts == 2
-    assert uploads.methods.count("create_multipart_upload") == 2
-    assert saved(s3_server, bucket, tmp_path) == 1.0
-    assert "Uploads" not in s3_server.client().list_multipart_uploads(Bucket=bucket)
+    assert uploads.words.count(BEGIN) == 2
+    assert saved(side) == 1.0
+    assert side.uploads() == []
 
 
 def test_an_upload_that_is_gone_because_it_is_complete_is_not_sent_again(
-    save: Callable[..., tuple[Any, Uploads]], s3_server: S3Server, bucket: str, tmp_path: Path
+    save: Callable[..., tuple[Any, Uploads]], side: Side
 ) -> None:
     """The object is looked for first, and it is there."""
     done, uploads = save(checkpoint(1.0), "complete")
 
     assert done.attempts == 1
-    assert uploads.methods.count("create_multipart_upload") == 1
-    assert saved(s3_server, bucket, tmp_path) == 1.0
+    assert uploads.words.count(BEGIN) == 1
+    assert saved(side) == 1.0
 
 
 def test_an_older_object_of_the_same_size_is_not_taken_for_the_new_one(
-    save: Callable[..., tuple[Any, Uploads]], s3_server: S3Server, bucket: str, tmp_path: Path
+    save: Callable[..., tuple[Any, Uploads]], side: Side
 ) -> None:
     """A checkpoint that is written again has its predecessor's size."""
     save(checkpoint(1.0))
@@ -133,13 +128,13 @@ def test_an_older_object_of_the_same_size_is_not_taken_for_the_new_one(
     done, _ = save(checkpoint(2.0), "abort")
 
     assert done.attempts == 2
-    assert saved(s3_server, bucket, tmp_path) == 2.0
+    assert saved(side) == 2.0
 
 
-def test_a_missing_bucket_is_permanent(s3_server: S3Server, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_permanent(side: Side, tmp_path: Path) -> None:
     """The same type of error, another code inside: one attempt, and no bucket is made."""
-    storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
-    url = "s3://no-bucket-of-that-name/a.ckpt"
+    storage = Storage(side.options, spool=lambda: str(tmp_path))
+    url = f"{side.scheme}://no-bucket-of-that-name/a.ckpt"
     saving = StagedSave(storage, url, {}, nonce=lambda: "1")
 
     with pytest.raises(RetriesExhaustedError, match="NoSuchBucket") as caught:
@@ -149,15 +144,15 @@ def test_a_missing_bucket_is_permanent(s3_server: S3Server, tmp_path: Path) -> N
     assert (caught.value.failure, caught.value.attempts) == ("permanent", 1)
 
 
-def test_a_missing_key_is_missing(s3_server: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_a_missing_key_is_missing(side: Side, tmp_path: Path) -> None:
     """Asked for, it does not exist; read, it is not there, and is not read again."""
-    storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
-    url = f"s3://{bucket}/a.ckpt"
+    storage = Storage(side.options, spool=lambda: str(tmp_path))
+    url = side.url("a.ckpt")
     fs = guarded(storage.place(url).fs, run=None)
 
     there = storage.exists(url, RecordingToken())
     with pytest.raises(RetriesExhaustedError) as caught:
-        Rank().call(lambda _token: fs.cat_file(f"{bucket}/a.ckpt"), reading=True)
+        Rank().call(lambda _token: fs.cat_file(f"{side.bucket}/a.ckpt"), reading=True)
 
     assert there is False
     assert (caught.value.failure, caught.value.attempts) == ("permanent", 1)

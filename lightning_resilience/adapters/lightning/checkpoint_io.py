@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from lightning_resilience.adapters.s3_upload import PartedUpload
+    from lightning_resilience.adapters.parted_upload import PartedUpload
     from lightning_resilience.adapters.staging import StagedWriter
     from lightning_resilience.adapters.storage import Place, Storage
     from lightning_resilience.ports import CancelToken

@@ -9,6 +9,7 @@ import os
 import time
 import uuid
 from datetime import datetime, timedelta, timezone
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +27,14 @@ from lightning_resilience.adapters.sweeping import (
 )
 from lightning_resilience.errors import CallTimeoutError
 from tests.tokens import RecordingToken
+from tests.uploads import GoogleSide, S3Side
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
 
+    from tests.gcs_server import GcsServer
     from tests.s3_server import S3Server
 
 
@@ -298,29 +301,8 @@ def test_whoever_has_given_up_removes_nothing(tmp_path: Path) -> None:
     assert old.exists()
 
 
-class Uploads:
-    """Unfinished uploads on a real server, whose clock a test sets.
-
-    Args:
-        server: The server.
-        bucket: A bucket.
-    """
-
-    def __init__(self, server: S3Server, bucket: str) -> None:
-        self._server, self._bucket = server, bucket
-
-    def begin(self, key: str) -> None:
-        """Begin one and never end it."""
-        self._server.client().create_multipart_upload(Bucket=self._bucket, Key=key)
-
-    def keys(self) -> list[str]:
-        """Return whose uploads there are."""
-        found = self._server.client().list_multipart_uploads(Bucket=self._bucket)
-        return sorted(upload["Key"] for upload in found.get("Uploads", ()))
-
-
 def aged_client(storage: Storage, url: str, **days: float) -> None:
-    """Let a client be told when uploads began: the server says the same of all of them."""
+    """Let a client of S3 be told when uploads began: the server says the same of all of them."""
     fs = storage.place(url).fs
     call = fs._call_s3
 
@@ -334,34 +316,101 @@ def aged_client(storage: Storage, url: str, **days: float) -> None:
     fs._call_s3 = aged
 
 
-def test_old_uploads_are_aborted_and_no_others(
-    s3_server: S3Server, bucket: str, tmp_path: Path
-) -> None:
-    """Those below this directory only, and nothing is left of the question for the time."""
+@pytest.fixture
+def s3_side(s3_server: S3Server) -> S3Side:
+    """A bucket on S3."""
     pytest.importorskip("s3fs")
-    uploads = Uploads(s3_server, bucket)
+    return S3Side(s3_server)
+
+
+def swept(storage: Storage, url: str) -> list[str]:
+    """Sweep."""
+    return sorted(sweep_directory(storage, url, RecordingToken(), nonce=nonce))
+
+
+def test_old_uploads_are_aborted_and_no_others(s3_side: S3Side, tmp_path: Path) -> None:
+    """Those below this directory only, and nothing is left of the question for the time."""
     for key in ("run/old.ckpt", "run/new.ckpt", "run/below/old.ckpt", "running/old.ckpt"):
-        uploads.begin(key)
-    storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
-    url = f"s3://{bucket}/run"
-    aged_client(storage, url, old=2.0, new=0.5)
+        s3_side.begin(key)
+    storage = Storage(s3_side.options, spool=lambda: str(tmp_path))
+    aged_client(storage, s3_side.url("run"), old=2.0, new=0.5)
 
-    removed = sweep_directory(storage, url, RecordingToken(), nonce=nonce)
+    assert swept(storage, s3_side.url("run")) == ["run/below/old.ckpt", "run/old.ckpt"]
 
-    assert sorted(removed) == ["run/below/old.ckpt", "run/old.ckpt"]
-    assert uploads.keys() == ["run/new.ckpt", "running/old.ckpt"]
-    assert "Contents" not in s3_server.client().list_objects_v2(Bucket=bucket)
+    assert s3_side.uploads() == ["run/new.ckpt", "running/old.ckpt"]
+    assert s3_side.names() == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_whole_bucket_is_left_alone(s3_server: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_a_whole_bucket_is_left_alone(s3_side: S3Side, tmp_path: Path) -> None:
     """Others may keep theirs in it, and nothing in their keys says whose they are."""
-    pytest.importorskip("s3fs")
-    uploads = Uploads(s3_server, bucket)
-    uploads.begin("old.ckpt")
-    storage = Storage(s3_server.storage_options, spool=lambda: str(tmp_path))
-    aged_client(storage, f"s3://{bucket}", old=9.0)
+    s3_side.begin("old.ckpt")
+    storage = Storage(s3_side.options, spool=lambda: str(tmp_path))
+    aged_client(storage, f"s3://{s3_side.bucket}", old=9.0)
 
-    assert sweep_directory(storage, f"s3://{bucket}", RecordingToken(), nonce=nonce) == []
+    assert swept(storage, f"s3://{s3_side.bucket}") == []
 
-    assert uploads.keys() == ["old.ckpt"]
+    assert s3_side.uploads() == ["old.ckpt"]
+
+
+@pytest.fixture
+def google(gcs_server: GcsServer, gcs_bucket: str) -> GoogleSide:
+    """A bucket of Google's."""
+    pytest.importorskip("gcsfs")
+    return GoogleSide(gcs_server, gcs_bucket)
+
+
+def begun(server: GcsServer, bucket: str, **days: float) -> None:
+    """Begin uploads so many days ago, which have names after that."""
+    for name, ago in days.items():
+        when = datetime.now(timezone.utc) - timedelta(days=ago)
+        for folder in ("run/", "run/below/", "running/", ""):
+            server.parts.begin(bucket, f"{folder}{name} {{0}}.ckpt", begun=when)
+
+
+def test_old_uploads_to_google_are_aborted_and_no_others(
+    google: GoogleSide, gcs_server: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same there, though they come page by page."""
+    monkeypatch.setattr(gcs_server.parts, "page", 1)
+    begun(gcs_server, google.bucket, old=2.0, new=0.5)
+    storage = Storage(google.options, spool=lambda: str(tmp_path))
+
+    removed = swept(storage, google.url("run"))
+    of_all = swept(storage, f"gs://{google.bucket}")
+
+    assert removed == ["run/below/old {0}.ckpt", "run/old {0}.ckpt"]
+    assert of_all == []
+    assert len(google.uploads()) == 6
+    assert gcs_server.names(google.bucket) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("status", [403, 501])
+def test_uploads_that_nobody_may_list_are_left_alone(
+    status: int,
+    google: GoogleSide,
+    gcs_server: GcsServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A role without that right saves all the same, and the start is not disturbed."""
+    begun(gcs_server, google.bucket, old=2.0)
+    gcs_server.parts.refusing[google.bucket] = HTTPStatus(status)
+    storage = Storage(google.options, spool=lambda: str(tmp_path))
+
+    assert swept(storage, google.url("run")) == []
+
+    assert len(google.uploads()) == 4
+    assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+
+
+def test_a_storage_that_is_ill_is_told_to_whoever_sweeps(
+    google: GoogleSide, gcs_server: GcsServer, tmp_path: Path
+) -> None:
+    """Nothing was found out."""
+    gcs_server.parts.refusing[google.bucket] = HTTPStatus.SERVICE_UNAVAILABLE
+    storage = Storage(google.options, spool=lambda: str(tmp_path))
+
+    with pytest.raises(Exception, match="503"):
+        swept(storage, google.url("run"))

@@ -18,6 +18,8 @@ FILE = Receipt(inode=7, modified_s=100.0)
         (Receipt(tag="a"), Receipt(tag="a")),
         (Receipt(tag="a"), Receipt()),
         (Receipt(), Receipt(tag="a")),
+        (Receipt(generation="1"), Receipt(generation="1")),
+        (Receipt(generation="1"), Receipt(tag="a")),
         (FILE, FILE),
         (FILE, Receipt(inode=8, modified_s=100.0)),
         (FILE, Receipt(inode=8, modified_s=102.0)),
@@ -26,7 +28,8 @@ FILE = Receipt(inode=7, modified_s=100.0)
         (FILE, Receipt()),
     ],
     ids=[
-        *("the same tag", "none is there", "none was given", "the same file"),
+        *("the same tag", "none is there", "none was given", "the same generation"),
+        *("another kind of name", "the same file"),
         *("another inode", "coarse times", "another time", "no time", "nothing"),
     ],
 )
@@ -41,6 +44,14 @@ def test_another_tag_is_another_object() -> None:
 
     assert "old" in what
     assert "new" in what
+
+
+def test_another_generation_is_another_object() -> None:
+    """The text names both."""
+    what = contradiction(Receipt(generation="8"), Receipt(generation="7", tag="a"))
+
+    assert "generation 7" in what
+    assert "generation 8" in what
 
 
 def test_another_file_of_another_time_is_another_file() -> None:

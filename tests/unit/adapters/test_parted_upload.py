@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""Uploads to a server of the S3 protocol that does not answer one of the requests."""
+"""Uploads in parts to a server that does not answer one of the requests, S3's or Google's."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ from lightning_resilience.adapters.staging import stage
 from lightning_resilience.core.parts import Lengths
 from lightning_resilience.errors import CallTimeoutError, CheckpointError
 from tests.tokens import RecordingToken
+from tests.uploads import ABORT, COMPLETE, PART, PART_BYTES, PUT, watch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from tests.s3_server import S3Server
+    from tests.uploads import Asked, Side
 
 
-pytest.importorskip("s3fs")
-
-PART_BYTES = 5 * 2**20
-"""The smallest that the protocol allows."""
 HANG_S = 30.0
 
 
@@ -40,24 +37,23 @@ class Silence:
 
     Args:
         fs: The client.
-        method: Which request.
+        what: Which request.
         is_sent: Whether the request reaches the server all the same.
     """
 
-    def __init__(self, fs: Any, method: str, *, is_sent: bool) -> None:
+    def __init__(self, fs: Any, what: str, *, is_sent: bool) -> None:
         self.begun, self.cancelled = threading.Event(), threading.Event()
         self._released = threading.Event()
-        self._call, self._method, self._is_sent = fs._call_s3, method, is_sent
-        self.fs = fs
-        fs._call_s3 = self.call
+        self._what, self._is_sent = what, is_sent
+        watch(fs, self.call)
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, asked: Asked, go: Callable[[], Awaitable[Any]]) -> Any:
         """Pass a request on, or keep its answer back."""
-        if method != self._method:
-            return await self._call(method, *args, **kwargs)
-        self._method = ""
+        if asked.what != self._what:
+            return await go()
+        self._what = "nothing more"
         if self._is_sent:
-            kwargs["Body"] = kwargs["Body"].read()
+            asked.take_body()
         self.begun.set()
         try:
             await asyncio.to_thread(self._released.wait, HANG_S)
@@ -65,7 +61,7 @@ class Silence:
             self.cancelled.set()
             self.end()
             raise
-        return await self._call(method, *args, **kwargs)
+        return await go()
 
     def end(self) -> None:
         """Let the server answer."""
@@ -97,13 +93,11 @@ class Publishing:
 
 
 @pytest.fixture
-def store(
-    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> FsspecObjectStore:
+def store(side: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FsspecObjectStore:
     """A store that sends in parts what is longer than a part."""
     lengths = Lengths(single_bytes=PART_BYTES, shortest_bytes=PART_BYTES, longest_bytes=PART_BYTES)
-    monkeypatch.setattr(object_store, "_S3_LENGTHS", lengths)
-    fs, _ = private_filesystem("s3://", s3_server.storage_options)
+    monkeypatch.setattr(object_store, "_LENGTHS", lengths)
+    fs, _ = private_filesystem(f"{side.scheme}://", side.options)
     return FsspecObjectStore(fs, spool_directory=str(tmp_path), patience_s=0.2)
 
 
@@ -114,33 +108,27 @@ def publish(store: FsspecObjectStore, path: str, data: bytes, token: RecordingTo
     store.publish(staged.path, path, token)
 
 
-def uploads(s3_server: S3Server, bucket: str) -> list[Any]:
-    """Return the uploads in parts that are neither complete nor aborted."""
-    found = s3_server.client().list_multipart_uploads(Bucket=bucket)
-    return list(found.get("Uploads", []))
-
-
 def test_a_part_that_is_never_answered_has_its_upload_aborted(
-    store: FsspecObjectStore, s3_server: S3Server, bucket: str
+    store: FsspecObjectStore, side: Side
 ) -> None:
     """Nobody has to come again for that: the request is cancelled, and no part is left."""
-    path, data = f"s3://{bucket}/a.ckpt", b"x" * (PART_BYTES + 1)
-    silence = Silence(store._fs, "upload_part", is_sent=False)
+    path, data = side.url("a.ckpt"), b"x" * (PART_BYTES + 1)
+    silence = Silence(store._fs, PART, is_sent=False)
 
     call = Publishing(lambda token: publish(store, path, data, token), silence)
 
     assert call.ends()
     assert isinstance(call.error, CallTimeoutError)
     assert silence.cancelled.wait(HANG_S)
-    assert uploads(s3_server, bucket) == []
+    assert side.uploads() == []
     publish(store, path, data, RecordingToken())
     assert store.size(path) == len(data)
 
 
-def test_an_object_that_was_not_sent_is_called_off(store: FsspecObjectStore, bucket: str) -> None:
+def test_an_object_that_was_not_sent_is_called_off(store: FsspecObjectStore, side: Side) -> None:
     """Its body is not all gone, so it can never become an object."""
-    path = f"s3://{bucket}/a.ckpt"
-    silence = Silence(store._fs, "put_object", is_sent=False)
+    path = side.url("a.ckpt")
+    silence = Silence(store._fs, PUT, is_sent=False)
 
     call = Publishing(lambda token: publish(store, path, b"older", token), silence)
 
@@ -149,10 +137,10 @@ def test_an_object_that_was_not_sent_is_called_off(store: FsspecObjectStore, buc
     assert store.size(path) is None
 
 
-def test_an_object_that_was_sent_is_waited_for(store: FsspecObjectStore, bucket: str) -> None:
+def test_an_object_that_was_sent_is_waited_for(store: FsspecObjectStore, side: Side) -> None:
     """It may still appear, so its name is not used until the server has answered."""
-    path = f"s3://{bucket}/last.ckpt"
-    silence = Silence(store._fs, "put_object", is_sent=True)
+    path = side.url("last.ckpt")
+    silence = Silence(store._fs, PUT, is_sent=True)
     call = Publishing(lambda token: publish(store, path, b"older", token), silence)
 
     with pytest.raises(CheckpointError, match=r"last\.ckpt cannot be used yet"):
@@ -166,12 +154,10 @@ def test_an_object_that_was_sent_is_waited_for(store: FsspecObjectStore, bucket:
     assert store.size(path) == len(b"the newest")
 
 
-def test_a_completion_that_was_sent_is_waited_for(
-    store: FsspecObjectStore, s3_server: S3Server, bucket: str
-) -> None:
+def test_a_completion_that_was_sent_is_waited_for(store: FsspecObjectStore, side: Side) -> None:
     """It lands as a whole object or not at all, and leaves no parts."""
-    path, data = f"s3://{bucket}/last.ckpt", b"x" * (PART_BYTES + 1)
-    silence = Silence(store._fs, "complete_multipart_upload", is_sent=False)
+    path, data = side.url("last.ckpt"), b"x" * (PART_BYTES + 1)
+    silence = Silence(store._fs, COMPLETE, is_sent=False)
     call = Publishing(lambda token: publish(store, path, data, token), silence)
 
     with pytest.raises(CheckpointError, match=r"last\.ckpt cannot be used yet"):
@@ -180,7 +166,7 @@ def test_a_completion_that_was_sent_is_waited_for(
 
     assert call.ends()
     assert store.size(path) == len(data)
-    assert uploads(s3_server, bucket) == []
+    assert side.uploads() == []
 
 
 class Parts:
@@ -196,17 +182,17 @@ class Parts:
         self.under_way: set[int] = set()
         self.most = self.cancelled = 0
         self.at_abort: set[int] | None = None
-        self._call, self._together, self._failing = fs._call_s3, together, failing
+        self._together, self._failing = together, failing
         self._all_there = asyncio.Event()
-        fs._call_s3 = self.call
+        watch(fs, self.call)
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    async def call(self, asked: Asked, go: Callable[[], Awaitable[Any]]) -> Any:
         """Pass a request on; hold a part back until enough of them are there."""
-        if method == "abort_multipart_upload":
+        if asked.what == ABORT:
             self.at_abort = set(self.under_way)
-        if method != "upload_part":
-            return await self._call(method, *args, **kwargs)
-        number = kwargs["PartNumber"]
+        if asked.what != PART:
+            return await go()
+        number = asked.number
         self.under_way.add(number)
         self.most = max(self.most, len(self.under_way))
         if len(self.under_way) == self._together:
@@ -217,7 +203,7 @@ class Parts:
                 raise ConnectionResetError("this part")
             if self._failing:
                 await asyncio.sleep(HANG_S)
-            return await self._call(method, *args, **kwargs)
+            return await go()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -226,25 +212,24 @@ class Parts:
 
 
 def test_ten_parts_are_under_way_at_once_and_never_more(
-    store: FsspecObjectStore, s3_server: S3Server, bucket: str
+    store: FsspecObjectStore, side: Side
 ) -> None:
     """They end in any order, and the object has them in theirs."""
-    path = f"s3://{bucket}/a.ckpt"
+    path = side.url("a.ckpt")
     data = b"".join(bytes([number]) * PART_BYTES for number in range(12)) + b"the end"
     parts = Parts(store._fs, together=10)
 
     publish(store, path, data, RecordingToken())
 
     assert parts.most == 10
-    body = s3_server.client().get_object(Bucket=bucket, Key="a.ckpt")["Body"]
-    assert body.read() == data
+    assert side.read("a.ckpt") == data
 
 
 def test_where_a_part_fails_no_other_is_under_way_when_the_upload_is_aborted(
-    store: FsspecObjectStore, s3_server: S3Server, bucket: str
+    store: FsspecObjectStore, side: Side
 ) -> None:
     """A part that arrived after the abort would stay there."""
-    path = f"s3://{bucket}/a.ckpt"
+    path = side.url("a.ckpt")
     parts = Parts(store._fs, together=4, failing=2)
 
     with pytest.raises(ConnectionResetError, match="this part"):
@@ -252,43 +237,42 @@ def test_where_a_part_fails_no_other_is_under_way_when_the_upload_is_aborted(
 
     assert parts.cancelled == 3
     assert parts.at_abort == set()
-    assert uploads(s3_server, bucket) == []
+    assert side.uploads() == []
     assert store.size(path) is None
 
 
 def test_a_part_that_breaks_off_since_its_caller_has_given_up_is_no_error_of_the_network(
-    store: FsspecObjectStore, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+    store: FsspecObjectStore, side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client wraps what reading the body has raised, and may tell of it first."""
-    path = f"s3://{bucket}/a.ckpt"
+    path = side.url("a.ckpt")
     token = RecordingToken()
-    call_s3 = store._fs._call_s3
 
-    async def break_off(method: str, *args: Any, **kwargs: Any) -> Any:
-        if method == "upload_part":
+    async def break_off(asked: Asked, go: Callable[[], Awaitable[Any]]) -> Any:
+        if asked.what == PART:
             token.cancelled = True
             raise ConnectionResetError("the body broke off")
-        return await call_s3(method, *args, **kwargs)
+        return await go()
 
     def wait(futures: Any, timeout: float) -> Any:
         del timeout
         return waits(futures, timeout=HANG_S)
 
     waits = concurrent.futures.wait
-    store._fs._call_s3 = break_off
+    watch(store._fs, break_off)
     monkeypatch.setattr(concurrent.futures, "wait", wait)
 
     with pytest.raises(CallTimeoutError):
         publish(store, path, b"x" * (2 * PART_BYTES), token)
 
-    assert uploads(s3_server, bucket) == []
+    assert side.uploads() == []
 
 
 def test_an_interruption_ends_all_parts(
-    store: FsspecObjectStore, s3_server: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+    store: FsspecObjectStore, side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever is raised while the thread waits, the parts are called off and the upload too."""
-    path = f"s3://{bucket}/a.ckpt"
+    path = side.url("a.ckpt")
     parts = Parts(store._fs, together=4, failing=99)
     wait = concurrent.futures.wait
 
@@ -304,24 +288,23 @@ def test_an_interruption_ends_all_parts(
 
     assert parts.cancelled == 4
     assert parts.at_abort == set()
-    assert uploads(s3_server, bucket) == []
+    assert side.uploads() == []
 
 
 def test_parts_are_left_behind_only_with_a_warning(
-    store: FsspecObjectStore, bucket: str, caplog: pytest.LogCaptureFixture
+    store: FsspecObjectStore, side: Side, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where the abort fails as well, its upload is named, and the first error is raised."""
-    path, data = f"s3://{bucket}/a.ckpt", b"x" * (PART_BYTES + 1)
-    call_s3 = store._fs._call_s3
+    path, data = side.url("a.ckpt"), b"x" * (PART_BYTES + 1)
 
-    async def fail(method: str, *args: Any, **kwargs: Any) -> Any:
-        if method == "upload_part":
+    async def fail(asked: Asked, go: Callable[[], Awaitable[Any]]) -> Any:
+        if asked.what == PART:
             raise ConnectionResetError("the first")
-        if method == "abort_multipart_upload":
+        if asked.what == ABORT:
             raise ConnectionResetError("the second")
-        return await call_s3(method, *args, **kwargs)
+        return await go()
 
-    store._fs._call_s3 = fail
+    watch(store._fs, fail)
 
     with pytest.raises(ConnectionResetError, match="the first"):
         publish(store, path, data, RecordingToken())
