@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import xxhash
 
 from lightning_resilience.core.evidence import redacted
+from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.core.receipts import TAIL_BYTES, Receipt, contradiction
 from lightning_resilience.errors import CheckpointError
 
@@ -80,13 +81,19 @@ def with_tail(key: str, found: Receipt, read: Callable[..., bytes]) -> Receipt:
         read: Reads it from *start* to *end*.
 
     Raises:
-        OSError: What the storage raised.
+        OSError: What the storage raised, but that it may not be read.
     """
     taken = _kept.get(key)
     if taken is None or not taken.is_told_by_its_tail(found.size_bytes):
         return found
     size_bytes = found.size_bytes or 0
-    data = read(start=_tail_begins(size_bytes), end=size_bytes)
+    try:
+        data = read(start=_tail_begins(size_bytes), end=size_bytes)
+    except Exception as error:
+        # Who may write and not read has nothing to compare, and that fails no save.
+        if classify(error).failure is not FailureClass.PERMANENT:
+            raise
+        return found
     return replace(found, tail=xxhash.xxh3_128_hexdigest(data))
 
 

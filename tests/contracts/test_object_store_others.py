@@ -100,3 +100,24 @@ class TestOtherObjectStore(ObjectStoreContract):
             store.size(path)
 
         assert len(FaultPlan(plan).calls("cat_file")) == 1
+
+    def test_who_may_write_and_not_read_is_told_nothing(
+        self, store: FsspecObjectStore, path: str, plan: Path, token: RecordingToken
+    ) -> None:
+        """A size that is right is all that there is then, and fails no save."""
+        FaultPlan.write(plan, Rule(operations=("cat_file",), error="denied"))
+        store.publish(self.stage(store, path).path, path, token)
+
+        assert store.size(path) == len(DATA)
+
+    def test_an_end_that_cannot_be_read_now_is_asked_for_again(
+        self, store: FsspecObjectStore, path: str, plan: Path, token: RecordingToken
+    ) -> None:
+        """Whether it is the new one is known by another attempt."""
+        FaultPlan.write(plan, Rule(operations=("cat_file",), error="reset", last=1))
+        store.publish(self.stage(store, path).path, path, token)
+
+        with pytest.raises(ConnectionResetError):
+            store.size(path)
+        assert store.size(path) == len(DATA)
+        assert len(FaultPlan(plan).calls("cat_file")) == 2

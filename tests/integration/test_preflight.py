@@ -34,10 +34,10 @@ pytestmark = [pytest.mark.integration]
 
 HASTY = {"retry": {"deadline_s": 12.0}}
 """The trial is bounded by 1.2 s."""
-TRIED = ("preflight_info", "preflight_put_file", "preflight_open", "preflight_ls")
+TRIED = ("preflight_info", "preflight_put_file", "preflight_cat_file", "preflight_ls")
 DENIED_PUT = Rule(operations=("preflight_put_file",), error="denied")
 DENIED_REMOVAL = Rule(operations=("preflight_rm_file",), error="denied")
-DENIED_READ = Rule(operations=("preflight_open",), error="denied")
+DENIED_READ = Rule(operations=("preflight_cat_file",), error="denied")
 DENIED_LIST = Rule(operations=("preflight_ls",), error="denied")
 
 
@@ -74,8 +74,10 @@ def test_a_directory_is_tried_once_and_left_as_it_was(faulty: Callable[..., Job]
 
     assert names(job) == job.expected
     assert left_in(job) == []
-    for operation in ("preflight_put_file", "preflight_open", "preflight_ls", "preflight_rm_file"):
+    for operation in ("preflight_put_file", "preflight_ls", "preflight_rm_file"):
         assert len(plan_in_use().calls(operation)) == 1
+    # By its end, as whatever is written, and as a whole.
+    assert len(plan_in_use().calls("preflight_cat_file")) == 2
 
 
 def test_what_cannot_be_written_ends_training_before_it_begins(faulty: Callable[..., Job]) -> None:

@@ -191,7 +191,7 @@ def test_one_probe_finds_out_that_storage_is_well(storage: Callable[..., Storage
 @pytest.mark.slow
 def test_a_read_is_probed_by_asking(storage: Callable[..., Storage]) -> None:
     """A reader may have no right to write."""
-    place = storage(Rule(operations=("open", "info"), error="reset", last=3))
+    place = storage(Rule(operations=("cat_file", "info"), error="reset", last=3))
     fs = place.open(**fast(breaker=BREAKER))
 
     data = fs.cat_file(f"{place.folder}/there")
