@@ -11,6 +11,7 @@ first of ``N.RANK``, ``N``, ``*.RANK`` and ``*`` that is there, N being the numb
 ``fail``         it ends with status 1, without a word
 ``raise:TEXT``   it leaves an error file as torch's ``@record`` does, and ends with status 1
 ``kill``         it kills itself
+``stop``         it sends itself the signal by which a scheduler asks it to stop
 ===============  ===================================================================================
 """
 
@@ -57,8 +58,8 @@ def main(folder: Path) -> int:
     else:
         # So that a test finds each start on every node.
         _wait(partial(_are_all_there, folder, note))
-    if action == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if action in {"kill", "stop"}:
+        os.kill(os.getpid(), signal.SIGKILL if action == "kill" else signal.SIGTERM)
     if action == "raise":
         _leave_error(text)
     return int(action in {"fail", "raise"})

@@ -124,6 +124,9 @@ class RestartRecord(msgspec.Struct, frozen=True, kw_only=True):
             checkpoint was told of.
         restarts: Incidents that were charged since the job began.
         ending: How the job has ended; None while it has not.
+        stops: How often in a row workers were told to stop, by somebody who left their agents
+            alone, with no progress in between. They are free, but not restarted at once each time.
+        stopped: The last start of the workers among those; empty where there is none.
         writer: Nonce of this write.
     """
 
@@ -133,6 +136,8 @@ class RestartRecord(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_step: _Step = _UNKNOWN_STEP
     restarts: _Count = 0
     ending: Ending | None = None
+    stops: _Count = 0
+    stopped: str = ""
     writer: str
 
 
@@ -159,11 +164,14 @@ class Ruling:
 
     Args:
         record: What to write; the very record that was given where nothing changes.
-        number: Failures without progress, this one included; the restart delay grows with it.
+        number: Failures without progress, this one included.
+        delays: With what the restart delay grows: that, or how often workers were told to stop
+            before without progress; 0 where nothing has to be waited for.
     """
 
     record: RestartRecord
     number: int
+    delays: int = 0
 
     @property
     def ending(self) -> Ending | None:
@@ -204,19 +212,21 @@ def charge(
         writer: A fresh nonce for the record that is written.
     """
     if record.ending is not None or charged(record, closed.incarnation):
-        return Ruling(record=record, number=failures(record))
+        return _ruling(record, closed)
     aged = _aged(config, record, unchanged_s, checkpoint_step=closed.checkpoint_step)
+    if closed.cause is Cause.PREEMPTED:
+        return _ruling(_stopped(record, aged, closed, writer=writer), closed)
     if closed.cause in FREE:
         return Ruling(record=record, number=failures(aged))
     if closed.cause is Cause.PERMANENT:
         final = _ending(
             closed, ExitCode.PERMANENT, "Every attempt would end like that, so none is made."
         )
-        return Ruling(record=_written(aged, writer, ending=final), number=failures(aged))
+        return _ruling(_written(aged, writer, ending=final), closed)
     counted = _counted(aged, closed)
     why = _exhausted(config, counted)
     ending = _ending(closed, ExitCode.DEAD_LETTERED, why) if why else None
-    return Ruling(record=_written(counted, writer, ending=ending), number=failures(counted))
+    return _ruling(_written(counted, writer, ending=ending), closed)
 
 
 def outranks(seen: RestartRecord, found: RestartRecord) -> bool:
@@ -276,7 +286,24 @@ def started_again(record: RestartRecord, *, writer: str) -> RestartRecord:
 
 def released(record: RestartRecord, *, writer: str) -> RestartRecord:
     """Return the record of a job that a person lets start again, with all quotas refilled."""
-    return _written(msgspec.structs.replace(record, charges=(), ending=None), writer, ending=None)
+    refilled = msgspec.structs.replace(record, charges=(), ending=None, stops=0)
+    return _written(refilled, writer, ending=None)
+
+
+def _ruling(record: RestartRecord, closed: Closed) -> Ruling:
+    number = failures(record)
+    delays = {Cause.GROWN: 0, Cause.PREEMPTED: record.stops - 1}.get(closed.cause, number)
+    return Ruling(record=record, number=number, delays=max(0, delays))
+
+
+def _stopped(
+    record: RestartRecord, aged: RestartRecord, closed: Closed, *, writer: str
+) -> RestartRecord:
+    """Return the record once workers were told to stop; the very record where that is noted."""
+    if record.stopped == closed.incarnation:
+        return record
+    noted = msgspec.structs.replace(aged, stops=aged.stops + 1, stopped=closed.incarnation)
+    return _written(noted, writer, ending=record.ending)
 
 
 def _counted(record: RestartRecord, closed: Closed) -> RestartRecord:
@@ -314,7 +341,10 @@ def _aged(
         if each.age_s < config.restart_window_s and not (has_progress and each.cause in _FAILURES)
     )
     step = max(checkpoint_step, record.checkpoint_step)
-    return msgspec.structs.replace(record, charges=kept, checkpoint_step=step)
+    is_new = has_progress or unchanged_s >= config.restart_window_s
+    return msgspec.structs.replace(
+        record, charges=kept, checkpoint_step=step, stops=0 if is_new else record.stops
+    )
 
 
 def _exhausted(config: RestartConfig, record: RestartRecord) -> str:

@@ -213,8 +213,9 @@ def restart_delay_s(config: RestartConfig, number: int, *, draw: float) -> float
 
     Args:
         config: The bounds.
-        number: Failures without progress, the last included; none is no delay: nodes that come, or
-            a job that was told to move, need not be waited for.
+        number: ``Ruling.delays``: failures without progress, the last included, or stops before the
+            last; none is no delay: nodes that come, or a job that was told to move once, need not
+            be waited for.
         draw: A uniform number in [0, 1) of whoever decides; one for the job.
     """
     if number < 1:

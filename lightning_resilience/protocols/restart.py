@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from lightning_resilience.core import breaker, quota
 from lightning_resilience.core.exit_codes import ExitCode
 from lightning_resilience.core.incident import IncidentRecord
-from lightning_resilience.core.quota import Cause, Closed, Ending
+from lightning_resilience.core.quota import Cause, Closed, Ending, Ruling
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import GoRecord, ProgressRecord, restart_delay_s
 from lightning_resilience.errors import CircuitOpenError
@@ -276,7 +276,7 @@ def _agreed(gate: Gate) -> Protocol[GoRecord | Ending]:
     ruling = yield from restart_record.charge(gate.memory, gate.config, closed)
     if ruling.ending is not None:
         return ruling.ending
-    return (yield from _go(gate, closed, number=ruling.number))
+    return (yield from _go(gate, closed, ruling))
 
 
 def _outage(gate: Gate, why: str) -> Ending:
@@ -306,13 +306,12 @@ def _closed(gate: Gate) -> Protocol[tuple[Closed, GoRecord | None]]:
     return closed, go
 
 
-def _go(gate: Gate, closed: Closed, *, number: int) -> Protocol[GoRecord]:
+def _go(gate: Gate, closed: Closed, ruling: Ruling) -> Protocol[GoRecord]:
     key = gate.memory.keys.joint("go", 0)
     draw: float = yield Draw()
     writer: str = yield Nonce()
-    free = closed.cause in quota.FREE
-    delay_s = 0.0 if free else restart_delay_s(gate.config, number, draw=draw)
-    mine = GoRecord(delay_s=delay_s, cause=closed.cause.value, number=number, writer=writer)
+    delay_s = restart_delay_s(gate.config, ruling.delays, draw=draw)
+    mine = GoRecord(delay_s=delay_s, cause=closed.cause.value, number=ruling.number, writer=writer)
     written = yield from create(key, encode(mine))
     return decode(GoRecord, written.raw, key=key)
 

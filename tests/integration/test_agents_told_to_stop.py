@@ -44,6 +44,25 @@ def test_a_node_that_is_told_to_stop_leaves_the_others_to_go_on(agents: Make) ->
         assert f"got signal {name}," in reason["reason"]
 
 
+def test_workers_that_are_told_to_stop_at_each_start_are_restarted_ever_later(agents: Make) -> None:
+    """Nobody told their agents, and something does it again each time: free, but no storm."""
+    conf = {"restart_base_delay_s": 1, "restart_max_delay_s": 2, "restart_quota": 1}
+    plan = {"1": "stop", "2.0": "stop", "3": "stop", "*": "wait"}
+    job = agents(nodes="2", plan=plan, conf=conf)
+    job.start_all()
+
+    ended = [job.until_start(number, size=2)[0].incarnation for number in (1, 2, 3)]
+    job.until_start(4, size=2)
+    gos = [job.go(incarnation) for incarnation in ended]
+    record = job.restarts()
+    job.finish()
+
+    assert job.codes() == [0, 0]
+    assert [go.cause for go in gos] == ["preempted"] * 3
+    assert [go.delay_s > 0 for go in gos] == [False, True, True]
+    assert (record.restarts, record.charges, record.stops) == (0, (), 3)
+
+
 def test_an_agent_is_told_to_stop_while_it_waits_to_start_again(agents: Make) -> None:
     """At the gate there are no workers to end, and the agent still leaves at once."""
     conf = {"restart_base_delay_s": 1e6, "restart_max_delay_s": 1e6}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -17,6 +18,10 @@ from lightning_resilience.core.incident import IncidentRecord
 from lightning_resilience.core.quota import Cause, Closed, Ending, RestartRecord, Ruling
 from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart_config import RestartConfig
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 CONFIG = RestartConfig()
@@ -122,11 +127,61 @@ def test_what_is_older_than_the_window_does_not_count() -> None:
 
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.GROWN])
 def test_what_nobody_is_to_blame_for_is_free(cause: Cause) -> None:
-    """And writes nothing."""
+    """It is no charge, and nothing is waited for."""
     ruling = charged(NEW, closed(1, cause))
 
-    assert ruling.record is NEW
-    assert (ruling.number, ruling.ending) == (0, None)
+    assert (ruling.record.charges, ruling.record.restarts) == ((), 0)
+    assert (ruling.number, ruling.delays, ruling.ending) == (0, 0, None)
+
+
+def test_nodes_that_come_write_nothing() -> None:
+    """However many they are."""
+    assert charged(NEW, closed(1, Cause.GROWN)).record is NEW
+
+
+def stopped(*apart_s: float, steps: Sequence[int] = ()) -> list[int]:
+    """Return the delays of starts of the workers that were told to stop, one after the other."""
+    record, found = NEW, []
+    for number, unchanged_s in enumerate(apart_s):
+        step = steps[number] if steps else -1
+        what = closed(number, Cause.PREEMPTED, checkpoint_step=step)
+        ruling = charged(record, what, after_s=unchanged_s)
+        # Another agent at the same gate finds it noted.
+        assert charged(ruling.record, what).record is ruling.record
+        assert charged(ruling.record, what).delays == ruling.delays
+        record = ruling.record
+        assert (record.charges, record.restarts, record.ending) == ((), 0, None)
+        found.append(ruling.delays)
+    return found
+
+
+def test_workers_that_are_told_to_stop_again_and_again_are_restarted_ever_later() -> None:
+    """Free of charge, but no storm: something ends them at each start."""
+    assert stopped(*[1.0] * 5) == [0, 1, 2, 3, 4]
+
+
+def test_a_stop_after_progress_or_long_after_the_last_is_a_first_one() -> None:
+    """A preemption an hour is what cheap machines are."""
+    assert stopped(*[1.0] * 4, steps=[100, 200, 200, 300]) == [0, 0, 1, 0]
+    assert stopped(1.0, 1.0, CONFIG.restart_window_s, 1.0) == [0, 1, 0, 1]
+
+
+def test_a_failure_after_stops_is_counted_from_its_first() -> None:
+    """What delays it are failures."""
+    record = NEW
+    for number in range(3):
+        record = charged(record, closed(number, Cause.PREEMPTED)).record
+
+    ruling = charged(record, closed(3))
+
+    assert (ruling.number, ruling.delays) == (1, 1)
+
+
+def test_a_person_who_releases_a_job_clears_its_stops() -> None:
+    """It begins as a new one."""
+    record = charged(charged(NEW, closed(1, Cause.PREEMPTED)).record, closed(2)).record
+
+    assert quota.released(record, writer="w").stops == 0
 
 
 def test_a_permanent_error_is_not_repeated() -> None:
