@@ -51,6 +51,8 @@ __all__ = ["Verification"]
 T = TypeVar("T")
 
 _TRIES: Final = 3
+# What fsspec calls a pipe, a socket or a device.
+_NO_FILE: Final = "other"
 
 
 class _ChangedError(Exception):
@@ -147,9 +149,15 @@ class Verification:
             is_corrupt = isinstance(error, CorruptCheckpointError)
             state = State.CORRUPT if is_corrupt else State.UNVERIFIED
             return Finding(name=name, state=state, reason=str(error), step=step_of(name, None))
-        info = find_info(place.fs, place.path)
+        info = _info(place)
         if info is None:
             return self._absent(place, name, manifest)
+        if info["type"] == _NO_FILE:
+            # To open a pipe waits for somebody who writes.
+            reason = "it is no file that can be read: a pipe, a device, or links in a circle"
+            return Finding(
+                name=name, state=State.CORRUPT, reason=reason, step=step_of(name, manifest)
+            )
         is_file = info["type"] != "directory"
         files = {"": info.get("size")} if is_file else list_files(place.fs, place.path)
         self._token.progress()
@@ -208,6 +216,15 @@ class Verification:
         if state is State.CORRUPT and find_info(place.fs, place.path) != info:
             raise _ChangedError
         return state, reason
+
+
+def _info(place: Place) -> dict[str, Any] | None:
+    try:
+        return find_info(place.fs, place.path)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return {"type": _NO_FILE}
 
 
 def _below(place: Place, name: str) -> str:

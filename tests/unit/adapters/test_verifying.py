@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import uuid
 from pathlib import Path
@@ -409,6 +410,25 @@ def test_a_link_to_nothing_is_corrupt(local: Directory) -> None:
     assert found["last.ckpt"].state.value == "unverified"
     assert found["z.ckpt"].state.value == "corrupt"
     assert "link to gone.ckpt" in found["z.ckpt"].reason
+
+
+@pytest.mark.parametrize("kind", ["pipe", "links in a circle"])
+def test_what_is_no_file_is_corrupt_and_the_others_are_looked_at(
+    kind: str, local: Directory
+) -> None:
+    """To open a pipe would wait for ever for whoever writes."""
+    local.save("a.ckpt")
+    odd = Path(f"{local.place.path}/odd.ckpt")
+    if kind == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(odd.name)
+
+    found = {each.name: each for each in local.verify()}
+
+    assert found["a.ckpt"].state == "verified"
+    assert found["odd.ckpt"].state == "corrupt"
+    assert "no file that can be read" in found["odd.ckpt"].reason
 
 
 def test_what_is_removed_meanwhile_is_not_there(
