@@ -53,7 +53,9 @@ class Choice:
     unused: str = ""
 
 
-def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Choice]:
+def choosing(
+    what: Search, places: int, *, allow_fresh_start: bool, before: Iterable[Inspection] = ()
+) -> Steps[Choice]:
     """Search for a checkpoint to start from: the best first, and the next where it is damaged.
 
     Damaged ones are set aside only once it is known what all ranks start from. A checkpoint of
@@ -67,6 +69,7 @@ def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Cho
         what: What is looked for.
         places: At how many places.
         allow_fresh_start: Whether to start from the beginning where all of them are damaged.
+        before: What earlier searches of this start have set aside.
 
     Raises:
         CheckpointError: Something is there, and none of it can be loaded. All of it stays.
@@ -80,13 +83,14 @@ def choosing(what: Search, places: int, *, allow_fresh_start: bool) -> Steps[Cho
     if chosen is not None:
         yield from _passing_over(looking.rejected)
         return Choice(seen=chosen, note=looking.note)
-    refused = refusal(what.value, found, looking.rejected)
+    unusable = [*looking.rejected, *map(_moved, before)]
+    refused = refusal(what.value, found, unusable)
     if not refused:
         return Choice()
     if not allow_fresh_start:
         raise CheckpointError(refused)
     yield from _passing_over(looking.rejected)
-    return Choice(is_overridden=True, unused=override(what.value, found, looking.rejected))
+    return Choice(is_overridden=True, unused=override(what.value, found, unusable))
 
 
 class _Looking:
@@ -171,6 +175,10 @@ def _passing_over(rejected: Iterable[Inspection]) -> Steps[None]:
 def _refused(doubted: Inspection) -> Inspection:
     why = f"it has no manifest, {doubted.doubt}, and an older one is known to be complete"
     return replace(doubted, rejected=why)
+
+
+def _moved(damaged: Inspection) -> Inspection:
+    return replace(damaged, rejected=f"{damaged.rejected} (set aside by this start)")
 
 
 def judging() -> Steps[Inspection]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import xxhash
 
-from lightning_resilience import JointError
+from lightning_resilience import CheckpointError, JointError
 from lightning_resilience.core.manifest import (
     Origin,
     encode_manifest,
@@ -97,6 +97,24 @@ def test_both_ranks_start_from_the_one_before(
     kept = [path.read_bytes() for path in aside if path.suffix != ".json"]
     assert kept == [damaged]
     assert not (folder / "last-v1.ckpt").exists()
+
+
+def test_where_all_are_damaged_in_storage_each_is_named(
+    whole: bytes, faulty: Callable[..., Job]
+) -> None:
+    """Their sizes are right, so each is found out only while it is fetched."""
+    job = faulty(resume="last", steps=3)
+    folder = Path(job.folder.removeprefix("faulty://"))
+    folder.mkdir()
+    for number, name in enumerate(("last.ckpt", "last-v1.ckpt", "last-v2.ckpt")):
+        put(folder / name, flipped(whole), saved=whole, at_s=1.9e9 + number)
+
+    with pytest.raises(CheckpointError) as caught:
+        fit(job)
+
+    for name in ("last.ckpt", "last-v1.ckpt", "last-v2.ckpt"):
+        assert f"{job.folder}/{name}: " in str(caught.value)
+    assert str(caught.value).count("set aside by this start") == 2
 
 
 def test_one_of_a_later_version_is_not_passed_over_for_an_older_one(

@@ -121,7 +121,9 @@ def _wrap_resume(connector: Any, callback_of: Callable[[Any], Any]) -> None:
             checkpoint_path = _of_rank_zero(session, checkpoint_path)
         if is_fitting(self.trainer) and session.member.on_outage == "spool":
             publish_what_was_left(self.trainer, session, checkpoint_path)
-        choice = _Choice(trainer=self.trainer, session=session, parse=parse, doubts=Doubts())
+        choice = _Choice(
+            trainer=self.trainer, session=session, parse=parse, doubts=Doubts(), passed=[]
+        )
         for _ in range(MAX_STARTS):
             if choice.starts(checkpoint_path, lambda path: resume(self, path, *args, **kwargs)):
                 break
@@ -165,6 +167,7 @@ class _Choice:
     session: Session
     parse: Callable[..., Any]
     doubts: Doubts
+    passed: list[Inspection]
 
     def starts(self, asked: Any, resume: Callable[[Any], None]) -> bool:
         """Load what all ranks choose; return False where all of them have to search again."""
@@ -207,7 +210,9 @@ class _Choice:
         for what in _searches(self.trainer, marker.asked):
             if what is Search.DEFAULT:
                 return None, self._default(marker)
-            choice = choose(self.trainer, self.session, what, doubts=self.doubts)
+            choice = choose(
+                self.trainer, self.session, what, doubts=self.doubts, passed=self.passed
+            )
             if choice.seen is not None:
                 return choice.seen, None
             is_overridden = is_overridden or choice.is_overridden

@@ -90,7 +90,14 @@ def share(trainer: Any, session: Session, path: str | os.PathLike[str]) -> Inspe
     return seen
 
 
-def choose(trainer: Any, session: Session, what: Search, *, doubts: Container[str] = ()) -> Choice:
+def choose(
+    trainer: Any,
+    session: Session,
+    what: Search,
+    *,
+    doubts: Container[str] = (),
+    passed: list[Inspection] | None = None,
+) -> Choice:
     """Search for a checkpoint to start from, and set aside what is damaged.
 
     Args:
@@ -98,6 +105,7 @@ def choose(trainer: Any, session: Session, what: Search, *, doubts: Container[st
         session: This rank's session.
         what: What is looked for.
         doubts: What has failed to load, and is read through before it is chosen.
+        passed: What earlier searches of this start have set aside; grows with this one's.
 
     Raises:
         JointError: The same on every rank: it cannot be told what is there.
@@ -109,6 +117,13 @@ def choose(trainer: Any, session: Session, what: Search, *, doubts: Container[st
     """
     asks = _asks_for_hpc(trainer) if what is Search.HPC else _asks_for_last(trainer)
 
+    passed = [] if passed is None else passed
+    before = tuple(passed)
+
+    def leave(damaged: Inspection) -> None:
+        if _pass_over(trainer, session, damaged):
+            passed.append(damaged)
+
     def list_place(number: int) -> Found:
         url, ask = asks[number]
         return _answered(session, url, ask, kind=Found)
@@ -116,10 +131,10 @@ def choose(trainer: Any, session: Session, what: Search, *, doubts: Container[st
     hands: dict[Step, Callable[[Any], object]] = {
         Step.LIST: list_place,
         Step.JUDGE: partial(_verify, trainer, session, doubts=doubts),
-        Step.LEAVE: partial(_pass_over, trainer, session),
+        Step.LEAVE: leave,
     }
     allows = session.checkpoints.allow_fresh_start
-    choice = carry_out(choosing(what, len(asks), allow_fresh_start=allows), hands)
+    choice = carry_out(choosing(what, len(asks), allow_fresh_start=allows, before=before), hands)
     if choice.seen is not None:
         _tell(session, logging.INFO, f"all ranks start from {choice.seen.path}")
         session.storage.training = choice.seen.training or session.storage.training
@@ -130,12 +145,13 @@ def choose(trainer: Any, session: Session, what: Search, *, doubts: Container[st
     return choice
 
 
-def _pass_over(trainer: Any, session: Session, damaged: Inspection) -> None:
-    """Set aside what is damaged, and say what was not loaded. Every rank; joint."""
+def _pass_over(trainer: Any, session: Session, damaged: Inspection) -> bool:
+    """Say what was not loaded; return whether it was set aside. Every rank; joint."""
     # Who only reads checkpoints changes none: another job may be writing them.
     moves = bool(damaged.mark) and is_fitting(trainer)
     moved = _set_aside(session, damaged) if moves else None
     _tell(session, logging.WARNING, told(damaged, moved))
+    return moved is not None and bool(moved.to)
 
 
 def _set_aside(session: Session, damaged: Inspection) -> Moved:

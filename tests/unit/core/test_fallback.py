@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -16,11 +16,17 @@ from lightning_resilience.core.resolution import Found, Inspection, Search
 from lightning_resilience.errors import CheckpointError
 
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
 DAMAGED: dict[str, Any] = {"rejected": "it is empty", "mark": "1234"}
 DOUBTED: dict[str, Any] = {"doubt": "nobody can look into it"}
 
 
-def chosen(*candidates: dict[str, Any], allows: bool = False) -> tuple[Choice, list[str]]:
+def chosen(
+    *candidates: dict[str, Any], allows: bool = False, before: Sequence[Inspection] = ()
+) -> tuple[Choice, list[str]]:
     """Return what is chosen of candidates, the newest first, and what was left."""
     seen = {f"{at}.ckpt": Inspection(path=f"{at}.ckpt", **c) for at, c in enumerate(candidates)}
     found = Found(candidates=tuple(Candidate(url=url, modified_s=-float(url[0])) for url in seen))
@@ -30,7 +36,8 @@ def chosen(*candidates: dict[str, Any], allows: bool = False) -> tuple[Choice, l
         Step.JUDGE: seen.__getitem__,
         Step.LEAVE: lambda damaged: left.append(f"{damaged.path} {damaged.mark}".strip()),
     }
-    return carry_out(choosing(Search.LAST, 1, allow_fresh_start=allows), hands), left
+    search = choosing(Search.LAST, 1, allow_fresh_start=allows, before=before)
+    return carry_out(search, hands), left
 
 
 def test_the_newest_that_can_be_loaded_is_taken() -> None:
@@ -66,6 +73,21 @@ def test_damaged_ones_only_are_an_error_and_stay() -> None:
 
     assert (choice.seen, choice.is_overridden, left) == (None, True, ["0.ckpt 1234"])
     assert "0.ckpt" in choice.unused
+
+
+MOVED = Inspection(path="9.ckpt", rejected="its digest is another")
+
+
+@pytest.mark.parametrize("candidates", [(), (DAMAGED,)], ids=["nothing is left", "one is left"])
+def test_what_earlier_searches_of_a_start_have_set_aside_is_named(
+    candidates: tuple[dict[str, Any], ...],
+) -> None:
+    """Its damage was found while it was loaded; a start from the beginning would hide it."""
+    with pytest.raises(CheckpointError, match=r"9\.ckpt: its digest is another \(set aside by"):
+        chosen(*candidates, before=[MOVED])
+
+    assert chosen({}, before=[MOVED])[0].seen is not None
+    assert "9.ckpt" in chosen(*candidates, allows=True, before=[MOVED])[0].unused
 
 
 def test_nothing_at_all_is_a_fresh_start() -> None:
