@@ -19,11 +19,12 @@ from lightning_resilience.core.exit_codes import ExitCode, may_start_again, word
 from lightning_resilience.core.quota import Ending
 
 
-__all__ = ["KUBERNETES_LOG", "leave_unstarted", "write_reason"]
+__all__ = ["KUBERNETES_LOG", "forget_reason", "leave_unstarted", "write_reason"]
 
 KUBERNETES_LOG: Final = "/dev/termination-log"
 _MOST_BYTES: Final = 4096
 _SHARE: Final = 2
+_KEYS: Final = frozenset({"code", "may_start_again", "run_id", "incarnation"})
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,24 @@ def write_reason(path: str | None, ending: Ending, *, run_id: str) -> None:
         _log.warning("the reason of the end could not be written to %s: %s", target, error)
 
 
+def forget_reason(path: str | None) -> None:
+    """Empty the file, where it says how an earlier start of the launcher has ended.
+
+    An agent that ends well writes nothing, and must not seem to have ended as another one did.
+    What is not ours is left as it is.
+
+    Args:
+        path: As for ``write_reason``.
+    """
+    target = Path(KUBERNETES_LOG if path is None else path)
+    try:
+        if target.is_file() and _is_ours(target.read_bytes()):
+            # Emptied and not removed: Kubernetes has mounted it.
+            target.write_bytes(b"")
+    except OSError as error:
+        _log.warning("what an earlier start has written to %s stays there: %s", target, error)
+
+
 def leave_unstarted(error: Exception, path: object, *, run_id: str) -> NoReturn:
     """Leave because an option is wrong: nothing was started, and nobody waits for this agent.
 
@@ -66,6 +85,14 @@ def leave_unstarted(error: Exception, path: object, *, run_id: str) -> NoReturn:
     target = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
     write_reason(target or None, Ending(code=ExitCode.USAGE, reason=str(error)), run_id=run_id)
     raise SystemExit(int(ExitCode.USAGE)) from error
+
+
+def _is_ours(data: bytes) -> bool:
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(found, dict) and _KEYS.issubset(found)
 
 
 def _encoded(ending: Ending, reason: str, *, run_id: str) -> bytes:

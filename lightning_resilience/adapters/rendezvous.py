@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from lightning_resilience.adapters import rendezvous_inner as within
 from lightning_resilience.adapters.agent_view import failing_with, stopped_by, worker_exits
-from lightning_resilience.adapters.reason_file import leave_unstarted
+from lightning_resilience.adapters.reason_file import forget_reason, leave_unstarted
 from lightning_resilience.adapters.rendezvous_connection import RETRYABLE, Connection, failure_of
 from lightning_resilience.adapters.rendezvous_end import leave, leave_alone, leave_told
 from lightning_resilience.adapters.rendezvous_gate import dependencies_of, kept_ending, mirror_of
@@ -88,6 +88,7 @@ def create_handler(parameters: RendezvousParameters) -> ResilientHandler:
             "uses the same store is taken for the same job. Give each job an --rdzv-id.",
             parameters.run_id,
         )
+    forget_reason(options.termination_log)
     return ResilientHandler(parameters, options, store=environment.store)
 
 

@@ -6,7 +6,7 @@
 status   name                when
 =======  ==================  =======================================================================
 0        done                the workers have ended well
-64       usage               an option is wrong; nothing was started
+64       usage               an option is wrong, or names the store of another job
 78       permanent           the same attempt would fail in the same way: mend the cause first
 79       closed              the rendezvous of this run id was closed by an earlier run
 86       dead-lettered       restarts did not help, within the quota; a person must release the job

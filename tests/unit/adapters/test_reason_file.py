@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from lightning_resilience.adapters.reason_file import write_reason
+from lightning_resilience.adapters.reason_file import forget_reason, write_reason
 from lightning_resilience.core.quota import Ending
 
 
@@ -64,3 +64,16 @@ def test_without_a_path_only_kubernetes_own_file_is_written(
 
     assert json.loads(there.read_text())["code"] == 86
     assert not absent.exists()
+
+
+def test_what_an_earlier_start_has_written_does_not_stand_beside_a_good_end(tmp_path: Path) -> None:
+    """It is emptied by the next start, and a file of somebody else's is not."""
+    ours, others, absent = tmp_path / "ours", tmp_path / "others", tmp_path / "absent"
+    write_reason(str(ours), ENDING, run_id="job1")
+    for content in ('{"code": 1}', "a text", "[]"):
+        others.write_text(content)
+
+        for path in (ours, others, absent, tmp_path):
+            forget_reason(str(path))
+
+        assert (ours.read_bytes(), others.read_text(), absent.exists()) == (b"", content, False)
