@@ -82,7 +82,7 @@ def test_of_remote_ones_the_newest_and_the_resumed_stay(
 
 def test_what_is_not_surely_its_own_stays(job: Callable[..., RequeuedJob]) -> None:
     """Of another job, of another training, later, without a manifest, or other than it says."""
-    requeued = job()
+    requeued = job(options={"on_outage": "wait"})
     shutil.copy(requeued.root / OWN, requeued.root / FIRST)
     shutil.copy(requeued.manifest(OWN), requeued.manifest(FIRST))
     others: dict[str, dict[str, Any]] = {

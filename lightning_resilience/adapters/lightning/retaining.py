@@ -157,8 +157,8 @@ class Retaining:
 
     def decide(self, removal: Removal) -> Decision:
         """Tell what becomes of a removal now; asks nobody."""
-        names = {name: self._known_as(getattr(removal, name)) for name in ("path", "replaced_by")}
-        known_as = replace(removal, **names)
+        path, by = self._known_as(removal.path), self._known_as(removal.replaced_by)
+        known_as = replace(removal, path=path, replaced_by=by)
         directories = (name_of(directory) for directory in self.directories())
         return self._known.decide(known_as, [self._real.get(each, each) for each in directories])
 

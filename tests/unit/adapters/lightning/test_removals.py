@@ -294,7 +294,7 @@ def test_what_is_written_again_is_not_removed(
     assert removed == []
 
 
-# What one save replaces, in a time that is given ---------------------------------------------------
+# What one save replaces, in a time that is given --------------------------------------------------
 
 
 @pytest.fixture
