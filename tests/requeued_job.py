@@ -53,6 +53,7 @@ class RequeuedJob:
         protocol: What comes before the path of its directory.
         options: Options of the callback.
         trainer: More options of the Trainer.
+        training: What is trained, where it is no small model of one file.
         plan: The faults of its filesystem.
         starts: How many there were.
     """
@@ -63,6 +64,7 @@ class RequeuedJob:
     protocol: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
     plan: FaultPlan | None = None
     starts: int = 0
 
@@ -87,6 +89,7 @@ class RequeuedJob:
             ranks=self.ranks,
             options=self.options,
             trainer={"default_root_dir": f"{self.protocol}{self.root}", **self.trainer},
+            **self.training,
         )
         with store_server() as port:
             running = lightning_job.start(

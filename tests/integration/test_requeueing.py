@@ -13,6 +13,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.requeued_job import RequeuedJob
+from tests.sharded_job import STRATEGIES, ShardedModel
 
 
 if TYPE_CHECKING:
@@ -159,3 +160,24 @@ def test_what_is_not_in_storage_replaces_nothing(
     running = requeued.start(checks=False)
 
     assert requeued.names() == sorted([OWN, RESUMED]), running.told()
+
+
+def test_a_checkpoint_of_all_ranks_is_removed_as_a_whole(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """A directory, with the metadata that makes it one."""
+    requeued = RequeuedJob(
+        warm=warm_python,
+        home=tmp_path,
+        protocol="faulty://",
+        plan=FaultPlan.write(tmp_path / "plan"),
+        training={"strategy": STRATEGIES["ModelParallel sharded"], "model": ShardedModel},
+    )
+
+    for _ in range(3):
+        running = requeued.start()
+
+    assert requeued.names() == ["hpc_ckpt_2.ckpt", "hpc_ckpt_3.ckpt"], running.told()
+    assert not requeued.manifest("hpc_ckpt_1.ckpt").exists()
+    removed = running.plan.calls("rm_file", name="hpc_ckpt_1.ckpt")
+    assert removed[0]["path"].endswith("meta.pt"), removed
