@@ -17,7 +17,7 @@ decision      when
               that, and newer than what is to be removed, was verified; or a link points to it. A
               checkpoint that waits on the node is done with, and not verified
 ``remove``    else, and for what this run has saved outside those directories (a tuner's temporary
-              files)
+              files); and for what one save is said to replace, once that is verified
 ============  ======================================================================================
 
 A removal that waits is decided again after every save. A link is no checkpoint of its own: without
@@ -90,10 +90,12 @@ class Removal:
     Args:
         path: The checkpoint.
         asked_at: Number of saves that had been asked for by then.
+        replaced_by: The one save that is waited for, wherever it is; empty for any other.
     """
 
     path: str
     asked_at: int = 0
+    replaced_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,9 +235,19 @@ class Retention:
             for save in self.saves
         )
 
-    def removal(self, path: str) -> Removal:
-        """Return what is asked for by a removal now."""
-        return Removal(path=path, asked_at=self.count)
+    def is_verified(self, path: str) -> bool:
+        """Tell whether the latest save of that path is in storage, verified."""
+        latest = max((s for s in self.saves if s.path == path), key=_number, default=None)
+        return latest is not None and latest.stage is Stage.VERIFIED
+
+    def removal(self, path: str, *, replaced_by: str = "") -> Removal:
+        """Return what is asked for by a removal now.
+
+        Args:
+            path: The checkpoint.
+            replaced_by: See ``Removal``.
+        """
+        return Removal(path=path, asked_at=self.count, replaced_by=replaced_by)
 
     def decide(self, removal: Removal, directories: Collection[str]) -> Decision:
         """Tell what becomes of a removal now.
@@ -246,11 +258,18 @@ class Retention:
                 of them.
         """
         own = [save for save in self.saves if save.path == removal.path]
-        home = _home(removal.path, directories)
         if removal.path in self.started_from:
             return Decision.RESUMED
         if any(save.number > removal.asked_at for save in own):
             return Decision.AGAIN
+        if removal.replaced_by:
+            return self._once_replaced(removal)
+        return self._among_others(removal, own, directories)
+
+    def _among_others(
+        self, removal: Removal, own: list[Save], directories: Collection[str]
+    ) -> Decision:
+        home = _home(removal.path, directories)
         if home is None and directories and not own:
             return Decision.OUTSIDE
         here = (
@@ -262,6 +281,11 @@ class Retention:
         if home is None or self._is_spare(removal, here, before):
             return Decision.REMOVE
         return Decision.WAIT
+
+    def _once_replaced(self, removal: Removal) -> Decision:
+        is_linked = any(target == removal.path for _, target in self.links)
+        is_safe = self.is_verified(removal.replaced_by) and not is_linked
+        return Decision.REMOVE if is_safe else Decision.WAIT
 
     def _is_spare(self, removal: Removal, here: list[Save], before: list[Save]) -> bool:
         if any(target == removal.path for _, target in self.links):
@@ -276,6 +300,10 @@ class Retention:
     def _with(self, changed: Save) -> Retention:
         saves = (changed if save.number == changed.number else save for save in self.saves)
         return replace(self, saves=tuple(saves))
+
+
+def _number(save: Save) -> int:
+    return save.number
 
 
 def _home(path: str, directories: Iterable[str]) -> str | None:

@@ -14,6 +14,7 @@ end of the run waits for what was put off, on all ranks, as it does for the spoo
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -85,16 +86,21 @@ class Removals:
         self._alone = alone
         self._asked: list[_Asked] = []
         self._failed = False
+        self._ends_at_s = math.inf
 
     def add(self, work: Work) -> None:
         """Remove ``work.url``, which is no checkpoint, when it is time."""
         self._asked.append(_Asked(work=work, removal=None))
 
-    def ask(self, work: Work) -> None:
-        """Remove the checkpoint ``work.url`` once nothing speaks against it."""
-        self._asked.append(
-            _Asked(work=work, removal=self._alone.retaining.removal(work.url)),
-        )
+    def ask(self, work: Work, *, replaced_by: str = "") -> None:
+        """Remove the checkpoint ``work.url`` once nothing speaks against it.
+
+        Args:
+            work: Removes it.
+            replaced_by: The save that it waits for; empty for any that comes after it.
+        """
+        removal = self._alone.retaining.removal(work.url, replaced_by=replaced_by)
+        self._asked.append(_Asked(work=work, removal=removal))
         if self._alone.spooling is not None:
             self._alone.spooling.asked_to_remove(work.url)
 
@@ -138,10 +144,14 @@ class Removals:
             return None
         return self._first(due[0].work.url if due else None)
 
-    def finish(self) -> None:
-        """Remove the rest, if that can be done at once, and say what is left. Idempotent."""
+    def finish(self, within_s: float | None = None) -> None:
+        """Remove the rest, if that can be done at once, and say what is left. Idempotent.
+
+        Args:
+            within_s: When no further one is begun, in seconds from now; None for no such end.
+        """
         try:
-            self._remove_the_rest()
+            self._remove_the_rest(within_s)
             self._tell_what_is_kept()
         finally:
             self._asked.clear()
@@ -185,7 +195,7 @@ class Removals:
         self._alone.retaining.look(token, [asked.work.url for asked in self._asked])
         # One that was abandoned leaves the list to its successor, which has another first.
         token.raise_if_cancelled()
-        while due := self._due():
+        while (due := self._due()) and self._alone.driver.clock.now_s() < self._ends_at_s:
             self._remove(due[0], token)
         self._failed = False
 
@@ -197,7 +207,7 @@ class Removals:
         self._tell(CheckpointRemoved(path=redacted(asked.work.url)))
         self._take_off(asked)
 
-    def _remove_the_rest(self) -> None:
+    def _remove_the_rest(self, within_s: float | None) -> None:
         # Nobody waits here: a run that has ended, maybe by an exception, must end. So each removal
         # has one attempt, as long as a probe's, and none where it has just failed or been
         # interrupted.
@@ -207,13 +217,19 @@ class Removals:
         if self._failed:
             self._tell_what_is_left("the last removal failed")
             return
+        if within_s is not None and within_s <= 0:
+            self._tell_what_is_left("there was no time left")
+            return
         alone, url = self._alone, due[0].work.url
+        timeout_s = alone.breakers.policy.breaker.probe_timeout_s
+        if within_s is not None:
+            timeout_s, self._ends_at_s = within_s, alone.driver.clock.now_s() + within_s
         call = alone.call("remove", self.work(url), kind="write")
         hasty = replace(
             call,
             policy=replace(call.policy, max_attempts=1, unknown_max_attempts=1),
             patience=replace(call.patience, when_open="raise"),
-            timeout_s=alone.breakers.policy.breaker.probe_timeout_s,
+            timeout_s=timeout_s,
             may_go_alone=True,
             store_patience_s=0.0,
         )
@@ -222,10 +238,13 @@ class Removals:
             alone.driver.run(guard(circuit, hasty))
         except ResilienceError as error:
             self._tell_what_is_left(str(error))
+        else:
+            self._tell_what_is_left("there was no time left")
 
     def _tell_what_is_left(self, why: str) -> None:
         left = ", ".join(redacted(asked.work.url) for asked in self._due())
-        _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
+        if left:
+            _log.warning("not removed at the end of the run, remove by hand: %s (%s)", left, why)
 
     def _tell_what_is_kept(self) -> None:
         for asked in self._asked:

@@ -146,13 +146,19 @@ class Retaining:
             self._real[folder] = real_path_of(folder)
         self._change(Retention.renamed, self._known_as)
 
-    def removal(self, url: str) -> Removal:
-        """Return what is asked for by a removal now."""
-        return self._known.removal(self._name(url))
+    def is_verified(self, url: str) -> bool:
+        """Tell whether the latest save of that path is in storage, verified."""
+        return self._known.is_verified(self._name(url))
+
+    def removal(self, url: str, *, replaced_by: str = "") -> Removal:
+        """Return what is asked for by a removal now; see ``Retention.removal``."""
+        by = self._name(replaced_by) if replaced_by else ""
+        return self._known.removal(self._name(url), replaced_by=by)
 
     def decide(self, removal: Removal) -> Decision:
         """Tell what becomes of a removal now; asks nobody."""
-        known_as = replace(removal, path=self._known_as(removal.path))
+        path, by = self._known_as(removal.path), self._known_as(removal.replaced_by)
+        known_as = replace(removal, path=path, replaced_by=by)
         directories = (name_of(directory) for directory in self.directories())
         return self._known.decide(known_as, [self._real.get(each, each) for each in directories])
 

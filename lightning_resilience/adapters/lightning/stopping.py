@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 import subprocess
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.adapters.lightning.namespaces import (
@@ -28,6 +29,7 @@ from lightning_resilience.adapters.lightning.namespaces_loops import (
     requeue_signal,
     saves_on_exception,
 )
+from lightning_resilience.adapters.lightning.requeueing import clear_up
 from lightning_resilience.adapters.lightning.signals import quiet_children
 from lightning_resilience.adapters.lightning.work import HandedOver
 from lightning_resilience.errors import JointError
@@ -143,17 +145,17 @@ class Stopping:
 
     def _save_and_requeue(self, record: AgendaRecord) -> None:
         try:
-            self._save_for_requeueing(record)
+            saved = self._save_for_requeueing(record)
         except JointError:
             # The same on all ranks. An older checkpoint may be there, for the job to go on from.
             self._requeue()
             raise
-        self._requeue()
+        self._requeue(saved)
 
-    def _save_for_requeueing(self, record: AgendaRecord) -> None:
+    def _save_for_requeueing(self, record: AgendaRecord) -> str:
         if not record.saves:
             self._leave_as_it_is(record)
-            return
+            return ""
         trainer = self._trainer
         # One rank lists: the others might see the directory otherwise.
         found = self._session.on_rank_zero(
@@ -169,12 +171,19 @@ class Stopping:
                 logger.finalize("finished")
         except Exception as error:  # noqa: BLE001 - rank 0's logger is not to split the ranks
             _log.warning("a logger could not be finalized: %r", error)
+        return found.detail
 
-    def _requeue(self) -> None:
+    def _requeue(self, saved: str = "") -> None:
         # Joint, so that no rank leaves before: SLURM may end the job when the first one does.
         url = os.fspath(self._trainer.default_root_dir)
-        work = HandedOver(self._session.storage, url, _requeue_job)
+        work = HandedOver(self._session.storage, url, partial(self._requeue_on_rank_zero, saved))
         self._session.hand_over("requeue", url, work if self._session.member.rank == 0 else None)
+
+    def _requeue_on_rank_zero(self, saved: str) -> None:
+        if saved:
+            # Before: the next start of the job may look at the same files.
+            clear_up(self._trainer, self._session, saved, left_s=self._termination.remaining_s)
+        _requeue_job()
 
 
 def _leave_out(*_: Any) -> None:

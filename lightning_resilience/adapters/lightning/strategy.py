@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from lightning_resilience.ports import CancelToken
 
 
-__all__ = ["hook_loads", "hook_strategy"]
+__all__ = ["hook_loads", "hook_strategy", "removal_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -195,9 +195,19 @@ def _load(  # noqa: PLR0917 - a partial of ours, called with Lightning's argumen
     return session.load(url, reading)
 
 
-def _remove(strategy: Any, session: Session, filepath: str | os.PathLike[str]) -> None:
-    url = os.fspath(filepath)
+def removal_of(strategy: Any, session: Session, url: str) -> Work:
+    """Return what removes a checkpoint that one file or one ``CheckpointIO`` makes.
+
+    Args:
+        strategy: The Trainer's strategy.
+        session: This rank's session.
+        url: The checkpoint.
+    """
     checkpoint_io = strategy.checkpoint_io
     wrapper = innermost_wrapper(checkpoint_io)
     inner = checkpoint_io if wrapper is None else wrapper.checkpoint_io
-    session.remove(format_of(inner).remove(session.storage, url))
+    return format_of(inner).remove(session.storage, url)
+
+
+def _remove(strategy: Any, session: Session, filepath: str | os.PathLike[str]) -> None:
+    session.remove(removal_of(strategy, session, os.fspath(filepath)))

@@ -353,3 +353,52 @@ def test_a_save_under_another_name_has_the_number_that_its_end_will_have() -> No
     assert pending.number_being_saved(B) == 1
     number = none.number_being_saved(B)
     assert none.ended(B, Stage.SPOOLED).number_of(B) == number == 2
+
+
+# What one save replaces ---------------------------------------------------------------------------
+
+ELSEWHERE = "/run/hpc_ckpt_1.ckpt"
+NEXT = "/run/hpc_ckpt_2.ckpt"
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_what_one_save_replaces_is_removed_once_that_is_verified(stage: Stage) -> None:
+    """Outside of all directories as well; one that waits, has failed or is spooled does not do."""
+    known = Retention().asked_to_save(NEXT)
+    known = known if stage is Stage.PENDING else known.ended(NEXT, stage)
+
+    found = decision(known, known.removal(ELSEWHERE, replaced_by=NEXT))
+
+    assert found is (Decision.REMOVE if stage is Stage.VERIFIED else Decision.WAIT)
+    assert known.is_verified(NEXT) == (stage is Stage.VERIFIED)
+
+
+def test_another_save_does_not_stand_for_the_one_that_replaces() -> None:
+    """However new it is."""
+    known = saved(A, ELSEWHERE, B)
+
+    assert decision(known, known.removal(A, replaced_by=NEXT)) is Decision.WAIT
+    assert not known.is_verified(NEXT)
+
+
+def test_of_two_saves_of_the_name_that_replaces_the_latest_counts() -> None:
+    """A good one that is being written again is none any more."""
+    known = saved(NEXT).asked_to_save(NEXT)
+
+    assert decision(known, known.removal(ELSEWHERE, replaced_by=NEXT)) is Decision.WAIT
+
+
+def test_what_the_run_has_started_from_stays_whatever_replaces_it() -> None:
+    """It is the one to go back to."""
+    known = saved(NEXT, known=Retention().starting_from(ELSEWHERE))
+
+    assert decision(known, known.removal(ELSEWHERE, replaced_by=NEXT)) is Decision.RESUMED
+
+
+def test_what_is_saved_again_or_linked_to_stays_whatever_replaces_it() -> None:
+    """As for every other removal."""
+    known = saved(NEXT)
+    removal = known.removal(ELSEWHERE, replaced_by=NEXT)
+
+    assert decision(saved(ELSEWHERE, known=known), removal) is Decision.AGAIN
+    assert decision(known.linked("/run/last.ckpt", ELSEWHERE), removal) is Decision.WAIT

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from lightning_resilience.adapters.lightning.breakers import Policy
+from lightning_resilience.adapters.lightning.removals import Removals
 from lightning_resilience.adapters.lightning.session import Session
 from lightning_resilience.adapters.lightning.work import Asked
 from lightning_resilience.adapters.storage import Storage
@@ -290,3 +292,82 @@ def test_what_is_written_again_is_not_removed(
     session.close()
 
     assert removed == []
+
+
+# What one save replaces, in a time that is given --------------------------------------------------
+
+
+@pytest.fixture
+def replaced(make_session: Callable[..., Session], tmp_path: Path) -> Callable[..., Removals]:
+    """Ask for the removal of files that one verified save has replaced."""
+    session = make_session(world_size=2)
+    newest = str(tmp_path / "new.ckpt")
+    with session.alone.retaining.saving(newest):
+        pass
+
+    def ask(*works: Callable[[CancelToken], object]) -> Removals:
+        removals = Removals(session.alone)
+        for number, work in enumerate(works):
+            url = str(tmp_path / f"old-{number}.ckpt")
+            removals.ask(Asked(session.storage, url, work), replaced_by=newest)
+        return removals
+
+    return ask
+
+
+def test_what_was_replaced_is_removed_in_the_time_that_is_given(
+    replaced: Callable[..., Removals], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is left, and nothing is said."""
+    removed: list[int] = []
+
+    replaced(lambda _token: removed.append(0), lambda _token: removed.append(1)).finish(5.0)
+
+    assert removed == [0, 1]
+    assert "remove by hand" not in caplog.text
+
+
+@pytest.mark.parametrize("within_s", [0.0, -1.0])
+def test_without_time_no_removal_is_begun(
+    within_s: float, replaced: Callable[..., Removals], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is left is named."""
+    removed: list[int] = []
+
+    replaced(lambda _token: removed.append(0)).finish(within_s)
+
+    assert removed == []
+    assert "old-0.ckpt (there was no time left)" in caplog.text
+
+
+def test_no_removal_is_begun_once_the_time_is_over(
+    replaced: Callable[..., Removals], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that marks its progress is not cut off, and the next is left."""
+    removed: list[int] = []
+    ended = threading.Event()
+
+    def slow(token: CancelToken) -> None:
+        for _ in range(8):
+            ended.wait(0.05)
+            token.progress()
+        removed.append(0)
+
+    replaced(slow, lambda _token: removed.append(1)).finish(0.3)
+
+    assert removed == [0]
+    assert "old-1.ckpt (there was no time left)" in caplog.text
+    assert "old-0.ckpt" not in caplog.text
+
+
+def test_a_removal_that_hangs_is_left_behind(
+    replaced: Callable[..., Removals], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waits for it has something else to do; all that is left is named."""
+    released = threading.Event()
+
+    replaced(lambda _token: released.wait(30.0), lambda _token: None).finish(0.1)
+    released.set()
+
+    assert "old-0.ckpt" in caplog.text
+    assert "old-1.ckpt" in caplog.text
