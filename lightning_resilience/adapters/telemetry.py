@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.core import events as ev
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.events import Event
 
 
-__all__ = ["LoggingSink", "audible", "describe"]
+__all__ = ["LoggingSink", "audible", "describe", "hush_torch"]
 
 _log = logging.getLogger("lightning_resilience")
 
@@ -260,3 +262,13 @@ def audible() -> Iterator[None]:
     finally:
         _log.removeHandler(handler)
         _log.setLevel(level)
+
+
+def hush_torch() -> None:
+    """Let torch's C++ say nothing of a store that is away, unless the user has said what it may.
+
+    It says with two stack traces what our error says in a line. Torch reads the variable as it is
+    imported, so there is nothing to be done once it is.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

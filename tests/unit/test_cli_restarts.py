@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +19,7 @@ from lightning_resilience.cli.main import app
 from lightning_resilience.core import quota
 from lightning_resilience.core.quota import Charge, Ending, RestartRecord
 from lightning_resilience.core.records import decode, encode
+from tests.ports import free_port
 
 
 if TYPE_CHECKING:
@@ -171,3 +175,23 @@ def test_a_store_of_another_run_is_left_as_it_is(tmp_path: Path, command: str) -
     assert f"there is no record of run job2 at {url}, nor at {tmp_path}" in shown
     assert f"{url} is of run job1" in shown
     assert server.num_keys() == before
+
+
+def test_a_store_that_is_away_is_one_line() -> None:
+    """Torch's own words for it, with two stack traces, said less."""
+    url = f"tcp://127.0.0.1:{free_port()}"
+    environ = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    command = ["restarts", "show", "--run-id", "job1", "--store", url]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_resilience", *command],
+        env={**environ, "PYTHONPATH": ":".join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert f"on {url} failed" in done.stderr
+    assert ".." not in done.stderr
