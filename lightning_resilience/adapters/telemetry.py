@@ -181,8 +181,8 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"
     ),
     ev.CheckpointSpooled: lambda e: (
-        f"{e.path} waits on this node until storage is well, and training goes on ({e.waiting} "
-        f"wait; {e.size_bytes} bytes at {e.file}): {e.reason}"
+        f"{e.path} waits on this node {'for its turn' if e.is_paced else 'until storage is well'}, "
+        f"and training goes on ({e.waiting} wait; {e.size_bytes} bytes at {e.file}): {e.reason}"
     ),
     ev.CheckpointSuperseded: lambda e: f"{e.path} is not published any more: {e.reason}",
     ev.CheckpointsUnpublished: lambda e: statement(tuple(zip(e.paths, e.files, strict=True))),
