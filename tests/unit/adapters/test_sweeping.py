@@ -301,7 +301,8 @@ def ended_well(directory: Path, method: str) -> None:
         environ = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
         subprocess.run([sys.executable, "-c", script], env=environ, check=True)
         return
-    process = multiprocessing.get_context(method).Process(target=hold, args=(str(directory),))
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=hold, args=(str(directory),))
     process.start()
     process.join(HANG_S)
     assert process.exitcode == 0
