@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["Topology", "host_name", "job_end_s", "kill_delay_s", "read_topology"]
+__all__ = ["Topology", "host_name", "job_end_s", "job_to_requeue", "kill_delay_s", "read_topology"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,20 @@ def job_end_s(environ: Mapping[str, str] | None = None) -> float | None:
     variables = os.environ if environ is None else environ
     text = variables.get("SLURM_JOB_END_TIME", "").strip()
     return float(text) if re.fullmatch("[0-9]{1,12}", text) else None
+
+
+def job_to_requeue(environ: Mapping[str, str] | None = None) -> str:
+    """Return by which name SLURM requeues this job: a task of an array has one of its own.
+
+    Args:
+        environ: The variables; those of this process by default.
+
+    Returns:
+        The name; empty where this is no job of SLURM's.
+    """
+    variables = os.environ if environ is None else environ
+    array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID", "")
 
 
 def kill_delay_s(environ: Mapping[str, str] | None = None) -> float | None:

@@ -172,7 +172,7 @@ def come_too_late() -> None:
     def joined(self: Connection) -> Any:
         patched.join = join
         info = join(self)
-        names = self.names(info)
+        names = self.names(info, before="")
         assert names.driver.store.wait_for(ROUND_KEY, WITHIN_S)
         names.close()
         return info

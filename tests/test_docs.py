@@ -57,7 +57,7 @@ from lightning_resilience.drill.scenario_fields import field_rows
 from lightning_resilience.drill.scenario_file import parse_scenario
 from lightning_resilience.drill.world import World
 from lightning_resilience.protocols import effects
-from lightning_resilience.topology import job_end_s, kill_delay_s, read_topology
+from lightning_resilience.topology import job_end_s, job_to_requeue, kill_delay_s, read_topology
 
 
 if TYPE_CHECKING:
@@ -339,6 +339,7 @@ def test_the_reference_lists_the_environment_variables() -> None:
     read_topology(environ)
     job_end_s(environ)
     kill_delay_s(environ)
+    job_to_requeue(environ)
 
     listed = [name for row in table_of(REFERENCE, "environment") for name in names_in(row[0])]
     assert sorted(listed) == sorted(environ.names)

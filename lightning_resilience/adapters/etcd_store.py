@@ -213,9 +213,10 @@ class EtcdStore:
                 if operation == "add"
                 else "Is etcd up and reachable? The next operation connects anew."
             )
+            reason = str(error).rstrip(".")
             text = (
                 f"{operation} of {key!r} on {self._address.url} failed (timeout "
-                f"{self._timeout_s:g} s): {type(error).__name__}: {error}. {advice}"
+                f"{self._timeout_s:g} s): {type(error).__name__}: {reason}. {advice}"
             )
             # Never ``is_refused``, even where it was: that lets a rank conclude that the store is
             # gone with what it held. Etcd comes back with it.

@@ -273,7 +273,7 @@ class ResilientHandler(RendezvousHandler):
         before = "" if self._round is None else self._round.incarnation
         # Order: before the round is named, so that all read an end that follows, and none waits.
         self._look_who_is_here(store)
-        names = self._connection.names(info)
+        names = self._connection.names(info, before=before)
         found = name_of_round(info, store, names, options=self._options, before=before)
         # Order: its number first, for who leaves at the next look; the round last, for who fails in
         # it, and would tell at the gate how other workers have ended as if they were of this start.

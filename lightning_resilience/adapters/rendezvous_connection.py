@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from torch.distributed import PrefixStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -177,17 +178,29 @@ class Connection:
             raise RendezvousConnectionError(message)
         return AgentStore.of(store, run_id=run_id)
 
-    def names(self, info: RendezvousInfo) -> AgentStore:
+    def names(self, info: RendezvousInfo, *, before: str) -> AgentStore:
         """Return a connection to the store of one round, in which node 0 names it.
 
         Args:
             info: What joining has returned.
+            before: The incarnation before, as this agent knows it; empty for the first.
         """
         if self._etcd is None:
-            return AgentStore.of(info.store, run_id=self.run_id)
+            place = PrefixStore(f"lr/{self._mark_of(info, before)}", info.store)
+            return AgentStore.of(place, run_id=self.run_id)
         address, prefix = in_etcd.place_of_names(self.handler(), info, self._etcd)
         store = in_etcd.opened(address, prefix=prefix, keep_s=in_etcd.ROUNDS_KEEP_S)
         return AgentStore(store, run_id=self.run_id)
+
+    def _mark_of(self, info: RendezvousInfo, before: str) -> str:
+        """Return what only the agents of this very round have in common."""
+        if self._options.inner == "static":
+            # All its rounds have one store; its agents have had part in the same ones.
+            return before
+        # Rounds are counted from 0 again in a store that came back empty, and an agent of an older
+        # one may still write there. The store for the workers is another one in each round.
+        workers = info.bootstrap_store_info
+        return "" if workers is None else f"{workers.master_addr}:{workers.master_port}"
 
     @property
     def _address(self) -> tuple[str, int] | None:

@@ -25,7 +25,7 @@ from lightning_resilience.core.records import decode, encode
 from lightning_resilience.core.restart import StorageRecord, run_of_circuits
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.circuit import Circuit
-from lightning_resilience.protocols.effects import Get
+from lightning_resilience.protocols.effects import Call, Get
 from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import Dependency
 from lightning_resilience.protocols.restart_record import Mirror
@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["dependencies_of", "kept_ending", "mirror_of"]
+__all__ = ["dependencies_of", "kept_ending", "kept_runs", "mirror_of"]
 
 _MIRROR_TIMEOUT_S: Final = 10.0
+_KEPT: Final = ".restarts.json"
 _ANSWERS: Final = frozenset({FailureClass.PERMANENT, FailureClass.AUTH, FailureClass.CAPACITY})
 """Failures with which a storage has answered."""
 
@@ -126,12 +127,14 @@ def _probe(ask: Callable[[CancelToken], Any], token: CancelToken) -> None:
             raise
 
 
-def mirror_of(options: RendezvousOptions, store: AgentStore) -> Mirror | None:
+def mirror_of(
+    options: RendezvousOptions, store: AgentStore, *, is_needed: bool = False
+) -> Mirror | None:
     """Return where the record of restarts is kept besides the store; None for nowhere."""
     if options.restarts is None:
         return None
     storage = _storage(store)
-    url = f"{options.restarts.rstrip('/')}/{store.run_id}.restarts.json"
+    url = f"{options.restarts.rstrip('/')}/{store.run_id}{_KEPT}"
 
     def load(token: CancelToken) -> RestartRecord | None:
         token.raise_if_cancelled()
@@ -145,7 +148,35 @@ def mirror_of(options: RendezvousOptions, store: AgentStore) -> Mirror | None:
         place = storage.place(url)
         put(place.store, place.path, encode(record), nonce=record.writer, token=token)
 
-    return Mirror(load, save, timeout_s=_MIRROR_TIMEOUT_S)
+    return Mirror(load, save, timeout_s=_MIRROR_TIMEOUT_S, is_needed=is_needed)
+
+
+def kept_runs(url: str, store: AgentStore) -> list[str]:
+    """Return the names of the runs whose records are kept in a directory, sorted.
+
+    Args:
+        url: The directory; one that does not exist has none.
+        store: Of whoever asks.
+
+    Raises:
+        Exception: What the storage raised.
+    """
+    storage = _storage(store)
+
+    def names(token: CancelToken) -> list[str]:
+        token.raise_if_cancelled()
+        place = storage.place(url.rstrip("/"))
+        if find_info(place.fs, place.path) is None:
+            return []
+        found = (str(item).rpartition("/")[2] for item in place.fs.ls(place.path, detail=False))
+        return sorted(name.removesuffix(_KEPT) for name in found if name.endswith(_KEPT))
+
+    return store.run(_called(names))
+
+
+def _called(work: Callable[[CancelToken], list[str]]) -> Protocol[list[str]]:
+    found: list[str] = yield Call(work, timeout_s=_MIRROR_TIMEOUT_S)
+    return found
 
 
 def kept_ending(options: RendezvousOptions, *, run_id: str) -> Ending | None:

@@ -8,7 +8,8 @@ have been seen in it; where one is not, the round is made anew, as where node 0 
 Whoever has waited for long enough says so under the name's own key: the others, and one that only
 comes then, begin anew at once instead of waiting in their turn.
 
-They do so in a store of the round's own, over a connection that is for nothing else: it waits.
+They do so where only agents of this very round look, over a connection that is for nothing else: it
+waits.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _without_name(
     names: AgentStore, nodes: int, *, options: RendezvousOptions
 ) -> IncarnationRecord:
     if options.inner == "static":
-        # All its rounds have one store: none is given up for those that follow.
+        # The next attempt is at the same round: that is never given up.
         message = f"not all {nodes} nodes have come within {options.join_s:g} s"
         raise StoreUnavailableError(message)
     return names.run(give_up(nodes=nodes))

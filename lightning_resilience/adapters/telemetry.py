@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from lightning_resilience.core import events as ev
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.events import Event
 
 
-__all__ = ["LoggingSink", "audible", "describe"]
+__all__ = ["LoggingSink", "audible", "describe", "hush_torch"]
 
 _log = logging.getLogger("lightning_resilience")
 
@@ -183,8 +185,8 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
         f"which {e.limit} would end it; ModelCheckpoint remembers what is there: {e.error}"
     ),
     ev.CheckpointSpooled: lambda e: (
-        f"{e.path} waits on this node until storage is well, and training goes on ({e.waiting} "
-        f"wait; {e.size_bytes} bytes at {e.file}): {e.reason}"
+        f"{e.path} waits on this node {'for its turn' if e.is_paced else 'until storage is well'}, "
+        f"and training goes on ({e.waiting} wait; {e.size_bytes} bytes at {e.file}): {e.reason}"
     ),
     ev.CheckpointSuperseded: lambda e: f"{e.path} is not published any more: {e.reason}",
     ev.CheckpointsUnpublished: lambda e: statement(tuple(zip(e.paths, e.files, strict=True))),
@@ -264,3 +266,13 @@ def audible() -> Iterator[None]:
     finally:
         _log.removeHandler(handler)
         _log.setLevel(level)
+
+
+def hush_torch() -> None:
+    """Let torch's C++ say nothing of a store that is away, unless the user has said what it may.
+
+    It says with two stack traces what our error says in a line. Torch reads the variable as it is
+    imported, so there is nothing to be done once it is.
+    """
+    if "torch" not in sys.modules:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

@@ -261,7 +261,7 @@ class TorchStore:
                 if operation == "add"
                 else "Is the store's host up and reachable? The next operation connects anew."
             )
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0].rstrip(".")
             text = (
                 f"{operation} of {key!r} on {self._target.label} failed (timeout "
                 f"{self._timeout_s:g} s): {type(error).__name__}: {reason}. {advice}"

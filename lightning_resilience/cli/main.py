@@ -132,8 +132,12 @@ def show(
     """Print what a job's record of restarts says.
 
     Ends with 0 where the job may start, with 1 where it has ended, with 2 where that cannot be
-    told.
+    told, or there is no record of such a run.
     """
+    from lightning_resilience.adapters import telemetry  # noqa: PLC0415 - no other command needs it
+
+    # Order: before torch is imported.
+    telemetry.hush_torch()
     from lightning_resilience.cli import releasing  # noqa: PLC0415 - it needs torch
 
     place = releasing.Place(run_id=run_id, store=store, restarts=restarts)
@@ -146,8 +150,13 @@ def release(
 ) -> None:
     """Let a job start again that was left for a person (86), with all quotas refilled.
 
-    Look at the cause first. Ends with 0, or with 2 where the record could not be changed.
+    Look at the cause first. Ends with 0, or with 2 where the record could not be changed, or
+    there is none of such a run.
     """
+    from lightning_resilience.adapters import telemetry  # noqa: PLC0415 - no other command needs it
+
+    # Order: before torch is imported.
+    telemetry.hush_torch()
     from lightning_resilience.cli import releasing  # noqa: PLC0415 - it needs torch
 
     place = releasing.Place(run_id=run_id, store=store, restarts=restarts)

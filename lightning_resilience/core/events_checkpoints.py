@@ -91,12 +91,16 @@ class CheckpointRetained(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpooled(Event):
-    """A checkpoint waits on this node, as ``file``, until storage is well; training goes on."""
+    """A checkpoint waits on this node, as ``file``; training goes on.
+
+    Until storage is well; where it ``is_paced``, until its name may be written again.
+    """
 
     path: str
     file: str
     size_bytes: int
     waiting: int
+    is_paced: bool
     reason: str
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Protocol
 
 
-__all__ = ["Memory", "Mirror", "charge", "end", "kept", "look", "read", "release", "start"]
+__all__ = ["Memory", "Mirror", "charge", "end", "find", "kept", "look", "read", "release", "start"]
 
 _ROUNDS: Final = 4
 """Each loses to a store that came back empty, or to a dozen other agents in a row."""
@@ -56,6 +56,8 @@ class Mirror:
 
     Attributes:
         error: Why the record could not be read or written last; empty where it could.
+        is_needed: Whether either raises what it raised: a person who asks wants to know. False by
+            default: a job is not held up by it.
     """
 
     def __init__(
@@ -64,19 +66,21 @@ class Mirror:
         save: Callable[[RestartRecord, CancelToken], None],
         *,
         timeout_s: float,
+        is_needed: bool = False,
     ) -> None:
         self._load = load
         self._save = save
         self._timeout_s = timeout_s
         self.error = ""
+        self._is_needed = is_needed
 
     def loaded(self) -> Protocol[RestartRecord | None]:
-        """Return what is there; None also where that cannot be told: a job is not held up by it."""
+        """Return what is there; None also where that cannot be told, unless it is needed."""
         try:
             found: RestartRecord | None = yield Call(self._load, timeout_s=self._timeout_s)
         except Exception as error:
             # Torch's launcher raises an ``Exception`` where it is told to stop.
-            if is_stop(error):
+            if is_stop(error) or self._is_needed:
                 raise
             # The store's own record stands without it.
             yield from self._failed(error)
@@ -85,12 +89,12 @@ class Mirror:
         return found
 
     def saved(self, record: RestartRecord) -> Protocol[None]:
-        """Write it; one that cannot be written is written with the next change."""
+        """Write it; one that cannot be is written with the next change, unless it is needed."""
         try:
             yield Call(partial(self._save, record), timeout_s=self._timeout_s)
         except Exception as error:
             # As above.
-            if is_stop(error):
+            if is_stop(error) or self._is_needed:
                 raise
             yield from self._failed(error)
         else:
@@ -258,15 +262,38 @@ def kept(mirror: Mirror | None) -> Protocol[Ending | None]:
     return None if found is None else quota.carried_over(found).ending
 
 
-def release(memory: Memory) -> Protocol[RestartRecord]:
+def find(memory: Memory) -> Protocol[RestartRecord | None]:
+    """Return the record as a new start of the job would find it; None where there is none.
+
+    For a person who looks: nothing is written, neither in the store nor besides.
+
+    Raises:
+        StoreUnavailableError: The store did not answer.
+        CorruptRecordError: The record does not decode.
+    """
+    key = memory.keys.restarts
+    raw: bytes | None = yield Get(key)
+    if raw is not None:
+        return decode(RestartRecord, raw, key=key)
+    found = None if memory.mirror is None else (yield from memory.mirror.loaded())
+    return None if found is None else quota.carried_over(found)
+
+
+def release(memory: Memory) -> Protocol[RestartRecord | None]:
     """Let the job start again, with all quotas refilled. For a person only.
 
     What is kept on shared storage is looked at first where the store knows nothing, and is written
     in any case.
 
+    Returns:
+        The record after it; None where there is none, and then nothing is written: no job has that
+        name, or it was never there.
+
     Raises:
         StoreUnavailableError: The store did not answer.
     """
+    if (yield from find(memory)) is None:
+        return None
     if memory.mirror is not None:
         kept = yield from memory.mirror.loaded()
         if kept is not None:

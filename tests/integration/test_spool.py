@@ -376,6 +376,8 @@ def test_a_name_is_not_written_again_at_once(
     written = plan_in_use().calls("put_file", name="last")
     assert 2 <= len(written) < 20
     assert "rate limit" not in caplog.text
+    assert "last.ckpt waits on this node for its turn" in caplog.text
+    assert "until storage is well" not in caplog.text
     folder = Path(job.folder.removeprefix("faulty://"))
     assert json.loads((folder / ".resilience" / "last.ckpt.json").read_text())["step"] == 20
     assert unpublished(spool) == []

@@ -9,7 +9,13 @@ import re
 import pytest
 
 from lightning_resilience.errors import ConfigError
-from lightning_resilience.topology import Topology, job_end_s, kill_delay_s, read_topology
+from lightning_resilience.topology import (
+    Topology,
+    job_end_s,
+    job_to_requeue,
+    kill_delay_s,
+    read_topology,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,3 +101,19 @@ def test_what_the_agent_leaves_before_it_kills_is_taken_where_it_is_a_number(
 ) -> None:
     """Anything else is no reason to end a job, and 0 would leave no time to do anything."""
     assert kill_delay_s({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": text}) == delay_s
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "17"}, "17"),
+        ({"SLURM_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "3"}, "17"),
+        ({"SLURM_JOB_ID": "17", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"}, "9_3"),
+    ],
+)
+def test_a_task_of_an_array_is_requeued_by_its_own_name(
+    variables: dict[str, str], job: str
+) -> None:
+    """SLURM knows it by the array's number and its own."""
+    assert job_to_requeue(variables) == job

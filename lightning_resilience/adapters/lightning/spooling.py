@@ -68,11 +68,13 @@ class Spoolable(Protocol):
         storage: Clients of storage.
         url: Where it goes.
         origin: Where it comes from.
+        at_once: Why it is kept here though storage may be well; empty where that is no reason.
     """
 
     storage: Storage
     url: str
     origin: Origin
+    at_once: str
 
     def size_bytes(self) -> tuple[int, int]:
         """Return about how long it will be, and how much of that is on this node already."""
@@ -147,6 +149,7 @@ class Spooling:
                 file=kept.file,
                 size_bytes=entry.size_bytes,
                 waiting=len(self._shelf.spool.items),
+                is_paced=why == work.at_once,
                 reason=redacted(why),
             )
         )
@@ -157,7 +160,10 @@ class Spooling:
     def _too_soon(self, url: str) -> str:
         if not self._shelf.pause_s(name_of(url)):
             return ""
-        return f"it was written less than {self._config.same_path_interval_s:g} s ago"
+        return (
+            f"that name was written less than {self._config.same_path_interval_s:g} s ago "
+            "(same_path_interval_s)"
+        )
 
     def saved(self, url: str) -> None:
         """Note that a newer one of that path is in storage."""

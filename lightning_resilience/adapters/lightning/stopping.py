@@ -33,6 +33,7 @@ from lightning_resilience.adapters.lightning.requeueing import clear_up
 from lightning_resilience.adapters.lightning.signals import quiet_children
 from lightning_resilience.adapters.lightning.work import HandedOver
 from lightning_resilience.errors import JointError
+from lightning_resilience.topology import job_to_requeue
 
 
 if TYPE_CHECKING:
@@ -191,10 +192,7 @@ def _leave_out(*_: Any) -> None:
 
 
 def _requeue_job() -> None:
-    job = os.environ["SLURM_JOB_ID"]
-    array = os.environ.get("SLURM_ARRAY_JOB_ID")
-    if array is not None:
-        job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    job = job_to_requeue()
     command = ["scontrol", "requeue", job]
     try:
         done = subprocess.run(command, timeout=_REQUEUE_S, check=False)  # noqa: S603 - SLURM's own

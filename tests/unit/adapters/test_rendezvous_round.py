@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed import PrefixStore
+from torch.distributed.elastic.rendezvous import RendezvousStoreInfo
 
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
@@ -105,3 +107,58 @@ def test_a_client_that_has_broken_takes_the_store_from_nobody(handlers: Handlers
     client.close()
     assert host.shutdown()
     assert not host._connection.hosts_store
+
+
+def test_an_agent_of_an_older_round_is_none_of_the_present_one(handlers: Handlers) -> None:
+    """After a loss of the store rounds begin at 0 again: it would be taken for who is missed.
+
+    Torch then waits for that one when it gives the workers their ranks, and the job ends.
+    """
+    store = server()
+    connection = handlers.make(store.port)._connection
+
+    def entered(rank: int, *, workers_port: int, waits_s: int) -> Any:
+        options = RendezvousOptions.read(
+            {"keep_alive_interval": 1, "keep_alive_max_attempt": waits_s}
+        )
+        info: Any = SimpleNamespace(
+            rank=rank,
+            world_size=2,
+            store=PrefixStore("torch.rendezvous.job.0", store),
+            bootstrap_store_info=RendezvousStoreInfo("127.0.0.1", workers_port),
+        )
+        job = AgentStore.at("127.0.0.1", store.port, run_id="job")
+        names = connection.names(info, before="")
+        try:
+            return name_of_round(info, job, names, options=options, before="")
+        finally:
+            job.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        older = pool.submit(entered, 1, workers_port=1001, waits_s=2)
+        present = pool.submit(entered, 0, workers_port=1002, waits_s=2)
+
+        assert has_none(present)
+        assert has_none(older)
+
+        both = [pool.submit(entered, rank, workers_port=1003, waits_s=50) for rank in (0, 1)]
+        assert len({each.result(WITHIN_S).incarnation for each in both}) == 1
+
+
+def test_a_static_rendezvous_names_each_start_anew(handlers: Handlers) -> None:
+    """All its rounds have one store, in which the first one's name still is."""
+    port = free_port()
+    dynamic = ("keep_alive_interval", "keep_alive_max_attempt", "last_call_timeout", "is_host")
+    conf: dict[str, Any] = {**dict.fromkeys((*dynamic, "read_timeout")), "timeout": 20}
+    agents = [
+        handlers.make(port, nodes=(2, 2), inner="static", rank=rank, **conf) for rank in (0, 1)
+    ]
+
+    def names() -> list[str]:
+        handlers.join(*agents)
+        return [each._round.incarnation for each in agents if each._round is not None]
+
+    first, second, third = names(), names(), names()
+
+    assert [len(set(each)) for each in (first, second, third)] == [1, 1, 1]
+    assert len({*first, *second, *third}) == 3

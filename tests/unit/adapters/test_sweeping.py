@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 import uuid
 from datetime import datetime, timedelta, timezone
@@ -285,9 +287,92 @@ def test_directories_of_fits_that_are_over_are_let_go(tmp_path: Path) -> None:
         held(lambda number=number: str(tmp_path / f"{number}"))  # type: ignore[misc]
 
     assert open_files() - before <= 64
-    for name, is_expected in (("0", True), ("199", False)):
-        with unless_held(str(tmp_path / name)) as is_free:
-            assert is_free == is_expected
+    assert not (tmp_path / "0").exists()
+    with unless_held(str(tmp_path / "199")) as is_free:
+        assert not is_free
+
+
+def hold(directory: str) -> None:
+    """Be a process that uses a spool directory and comes to its end."""
+    held(lambda: directory)
+
+
+def ended_well(directory: Path, method: str) -> None:
+    """Let a process of that kind have used a directory."""
+    if method == "program":
+        script = f"from {__name__} import hold\nhold({str(directory)!r})"
+        environ = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
+        subprocess.run([sys.executable, "-c", script], env=environ, check=True)
+        return
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=hold, args=(str(directory),))
+    process.start()
+    process.join(HANG_S)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("method", ["program", "fork", "spawn"])
+def test_an_empty_directory_goes_with_its_process(tmp_path: Path, method: str) -> None:
+    """Every start without a run id has one of its own, and they piled up for a day."""
+    own = tmp_path / "run-1"
+    own.mkdir()
+
+    ended_well(own, method)
+
+    assert not own.exists()
+
+
+def test_a_directory_with_something_in_it_stays(tmp_path: Path) -> None:
+    """A checkpoint that could not be published waits there for the next start."""
+    waiting = make(tmp_path / "run-1" / "unpublished" / "whole.checkpoint", days=0.0)
+
+    ended_well(tmp_path / "run-1", "fork")
+
+    assert waiting.exists()
+
+
+def test_a_directory_that_another_process_uses_stays(tmp_path: Path, holder: BaseProcess) -> None:
+    """A rank that ends is not the last of its node."""
+    assert holder.is_alive()
+
+    ended_well(tmp_path / "run-2", "fork")
+    stays = (tmp_path / "run-2").exists()
+    holder.kill()
+    holder.join()
+    ended_well(tmp_path / "run-2", "fork")
+
+    assert stays
+    assert not (tmp_path / "run-2").exists()
+
+
+def test_a_child_leaves_its_parent_s_directory(tmp_path: Path) -> None:
+    """A worker that loads data ends many times in a run."""
+    own, other = tmp_path / "run-1", tmp_path / "run-2"
+    own.mkdir()
+    other.mkdir()
+    held(lambda: str(own))
+
+    ended_well(other, "fork")
+
+    assert own.exists()
+    assert not other.exists()
+
+
+def test_a_directory_that_is_removed_before_it_is_opened_is_made_again(tmp_path: Path) -> None:
+    """A run of the same name may end just then."""
+    made: list[str] = []
+
+    def make_it() -> str:
+        made.append(str(tmp_path / "run"))
+        if len(made) > 1:
+            (tmp_path / "run").mkdir()
+        return made[-1]
+
+    assert held(make_it) == str(tmp_path / "run")
+
+    with unless_held(str(tmp_path / "run")) as is_free:
+        assert not is_free
+    assert len(made) == 2
 
 
 def test_whoever_has_given_up_removes_nothing(tmp_path: Path) -> None:
