@@ -12,6 +12,7 @@ import os
 import platform
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote
 
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.object_store import find_info
@@ -134,7 +135,7 @@ def mirror_of(
     if options.restarts is None:
         return None
     storage = _storage(store)
-    url = f"{options.restarts.rstrip('/')}/{store.run_id}{_KEPT}"
+    url = f"{options.restarts.rstrip('/')}/{quote(store.run_id, safe='')}{_KEPT}"
 
     def load(token: CancelToken) -> RestartRecord | None:
         token.raise_if_cancelled()
@@ -169,7 +170,8 @@ def kept_runs(url: str, store: AgentStore) -> list[str]:
         if find_info(place.fs, place.path) is None:
             return []
         found = (str(item).rpartition("/")[2] for item in place.fs.ls(place.path, detail=False))
-        return sorted(name.removesuffix(_KEPT) for name in found if name.endswith(_KEPT))
+        kept = (name.removesuffix(_KEPT) for name in found if name.endswith(_KEPT))
+        return sorted(map(unquote, kept))
 
     return store.run(_called(names))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,7 @@ from lightning_resilience.adapters.names import name_of
 from lightning_resilience.adapters.spool import left_behind
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.records import decode, encode
+from lightning_resilience.core.resolution import HPC_NAME
 from lightning_resilience.core.run_end import is_lost, refusal_in, rest_of
 from lightning_resilience.core.shards import Saving
 from lightning_resilience.core.spool import flush_s, plan_for
@@ -279,10 +281,14 @@ def _share_what_is_there(session: Session, root: str) -> None:
 def _wanted_by(trainer: Any, asked: Any) -> Callable[[SpoolEntry], bool]:
     homes = {name_of(directory) for directory in checkpoint_directories(trainer)}
     path = name_of(asked) if isinstance(asked, (str, os.PathLike)) and asked else None
+    # What a job saves as it is requeued is in no callback's directory.
+    root = name_of(trainer.default_root_dir)
 
     def wanted(entry: SpoolEntry) -> bool:
         name = name_of(entry.path)
-        return name == path or name.rpartition("/")[0] in homes
+        folder, _, last = name.rpartition("/")
+        is_requeued = folder == root and re.match(HPC_NAME, last) is not None
+        return name == path or folder in homes or is_requeued
 
     return wanted
 

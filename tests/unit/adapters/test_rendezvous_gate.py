@@ -5,21 +5,26 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from lightning_resilience.adapters.agent_store import AgentStore
-from lightning_resilience.adapters.rendezvous_gate import dependencies_of
+from lightning_resilience.adapters.rendezvous_gate import dependencies_of, kept_runs, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.storage import dependency_of
 from lightning_resilience.core.keys import Keys
+from lightning_resilience.core.quota import created
 from lightning_resilience.core.records import BreakerRecord, encode
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols.circuit_memory import KnownSite
 from lightning_resilience.protocols.reports import tell_start
 from lightning_resilience.protocols.restart import let_through, may_grow
 from lightning_resilience.runtime.memory import MemoryStore
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 URL = "memory://checkpoints"
@@ -81,3 +86,21 @@ def test_a_site_that_is_away_is_left_alone_by_one_look_after_the_other(
     assert away.asked == 1
     assert sum("the site's store is away" in record.message for record in caplog.records) == 1
     agent.close()
+
+
+@pytest.mark.parametrize("run_id", ["job1", "team/job", "../up", "50% of it"])
+def test_what_is_kept_of_a_run_lies_in_the_directory_that_was_named(
+    run_id: str, tmp_path: Path
+) -> None:
+    """Whatever the run is called; and it is found again."""
+    folder = tmp_path / "deep" / "kept"
+    agent = AgentStore(MemoryStore(), run_id=run_id)
+    mirror = mirror_of(RendezvousOptions(restarts=str(folder)), agent)
+    assert mirror is not None
+    record = created(writer="w")
+
+    agent.run(mirror.saved(record))
+
+    assert agent.run(mirror.loaded()) == record
+    assert len([path for path in tmp_path.rglob("*.json") if path.parent == folder]) == 1
+    assert kept_runs(str(folder), agent) == [run_id]
