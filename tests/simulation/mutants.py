@@ -1502,8 +1502,9 @@ _RESTARTS = (
                 "    ruling = yield from restart_record.charge(gate.memory, gate.config, closed)\n"
                 "    if ruling.ending is not None:\n"
                 "        return ruling.ending\n"
-                "    return (yield from _go(gate, closed, number=ruling.number))\n",
-                "    return (yield from _go(gate, closed, number=1))\n",
+                "    return (yield from _go(gate, closed, ruling))\n",
+                "    free = Ruling(record=quota.created(writer='none'), number=1, delays=1)\n"
+                "    return (yield from _go(gate, closed, free))\n",
             ),
         ),
         found_by=("I4",),
@@ -1770,8 +1771,8 @@ _RESTARTS = (
             ),
             _edit(
                 "core/joining.py",
-                "        if answered_at_s >= came_at_s:\n            self.begin(now_s=now_s)\n",
-                "        del answered_at_s, came_at_s, now_s\n",
+                "        if answered_at_s < came_at_s:\n            return\n",
+                "        if answered_at_s < now_s + came_at_s:\n            return\n",
             ),
         ),
         found_by=("I10",),
@@ -1783,8 +1784,8 @@ _RESTARTS = (
         edits=(
             _edit(
                 "core/joining.py",
-                "        if answered_at_s >= came_at_s:\n            self.begin(now_s=now_s)\n",
-                "        del answered_at_s, came_at_s, now_s\n",
+                "        if answered_at_s < came_at_s:\n            return\n",
+                "        if answered_at_s < now_s + came_at_s:\n            return\n",
             ),
         ),
         found_by=("I10",),

@@ -24,7 +24,7 @@ from lightning_resilience.adapters.manifests import check_in_place
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.requeueing import clearing_s, earlier, is_needless
 from lightning_resilience.core.shards import Saving
-from lightning_resilience.errors import CheckpointError
+from lightning_resilience.errors import CheckpointError, ConfigError
 from lightning_resilience.protocols.guard import guard
 
 
@@ -112,6 +112,7 @@ def _look(storage: Storage, saved: str, token: CancelToken) -> list[str]:
 def _manifest(storage: Storage, url: str, token: CancelToken) -> Manifest | None:
     try:
         return check_in_place(storage.place(url), token, digests=False)
-    except CheckpointError:
-        # Whatever it is, it is not what was saved there.
+    except (CheckpointError, ConfigError):
+        # Whatever it is, it is not what was saved there; or a later version of this package, whose
+        # manifests are not understood here, has saved it.
         return None

@@ -16,7 +16,7 @@ KINDS = [
     getattr(events, name) for name in events.__all__ if getattr(events, name) is not events.Event
 ]
 # Past participles that do not end in "ed".
-IRREGULAR = ("Cast", "Forgiven", "Left", "Lost", "SetAside")
+IRREGULAR = ("Cast", "Forgiven", "Kept", "Left", "Lost", "SetAside")
 
 
 @pytest.mark.parametrize("kind", KINDS)
