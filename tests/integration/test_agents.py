@@ -41,30 +41,33 @@ def test_a_crash_is_one_restart_of_all(agents: Make, *, nodes: int, is_library: 
     assert job.text().count(f"joining again, {go.delay_s:.1f} s after it was agreed") == nodes
 
 
-def test_a_permanent_error_is_one_attempt(agents: Make) -> None:
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_permanent_error_is_one_attempt(agents: Make, nodes: int) -> None:
     """Every agent leaves with 78 and says why, though torch would restart ten times."""
-    job = agents(plan={"*.1": "raise:TypeError: no such option"})
+    job = agents(nodes=str(nodes), plan={"*.1": "raise:TypeError: no such option"})
 
     job.start_all()
 
-    assert job.codes() == [78, 78]
+    assert job.codes() == [78] * nodes
     assert len(job.rounds()) == 1
-    for node in range(2):
+    for node in range(nodes):
         reason = job.reason(node)
         assert (reason["code"], reason["may_start_again"]) == (78, False)
         assert "TypeError: no such option" in reason["reason"]
         assert reason["incarnation"] == job.starts()[0].incarnation
 
 
-def test_a_crash_loop_stops_at_the_cap(agents: Make) -> None:
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_crash_loop_stops_at_the_cap(agents: Make, nodes: int) -> None:
     """The quota is the job's: so many restarts, whichever node it was, and 86 on all."""
-    job = agents(plan={"1.1": "fail", "2.0": "fail", "3.1": "fail"}, conf={"restart_quota": 2})
+    plan = {"1.1": "fail", "2.0": "fail", "3.1": "fail"}
+    job = agents(nodes=str(nodes), plan=plan, conf={"restart_quota": 2})
 
     job.start_all()
 
-    assert job.codes() == [86, 86]
+    assert job.codes() == [86] * nodes
     assert [each[0].number for each in job.rounds()] == [1, 2, 3]
-    for node in range(2):
+    for node in range(nodes):
         assert "restart_quota=2" in job.reason(node)["reason"]
 
 
