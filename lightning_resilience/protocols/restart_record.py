@@ -53,9 +53,6 @@ class Mirror:
         load: Returns what is there, None where nothing is; may raise.
         save: Writes it; may raise.
         timeout_s: How long each may take, in seconds.
-
-    Attributes:
-        error: Why the record could not be read or written last; empty where it could.
         is_needed: Whether either raises what it raised: a person who asks wants to know. False by
             default: a job is not held up by it.
     """
@@ -71,7 +68,6 @@ class Mirror:
         self._load = load
         self._save = save
         self._timeout_s = timeout_s
-        self.error = ""
         self._is_needed = is_needed
 
     def loaded(self) -> Protocol[RestartRecord | None]:
@@ -83,9 +79,8 @@ class Mirror:
             if is_stop(error) or self._is_needed:
                 raise
             # The store's own record stands without it.
-            yield from self._failed(error)
+            yield Emit(RestartsNotKept(error=one_line(error)))
             return None
-        self.error = ""
         return found
 
     def saved(self, record: RestartRecord) -> Protocol[None]:
@@ -96,13 +91,7 @@ class Mirror:
             # As above.
             if is_stop(error) or self._is_needed:
                 raise
-            yield from self._failed(error)
-        else:
-            self.error = ""
-
-    def _failed(self, error: Exception) -> Protocol[None]:
-        self.error = one_line(error)
-        yield Emit(RestartsNotKept(error=self.error))
+            yield Emit(RestartsNotKept(error=one_line(error)))
 
 
 class Memory:
