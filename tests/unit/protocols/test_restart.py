@@ -674,18 +674,6 @@ def test_a_mirror_that_fails_holds_up_nobody() -> None:
     assert isinstance(task.result, GoRecord)
     assert len(record(world).charges) == 1
     assert task.emitted(RestartsNotKept) == [RestartsNotKept(error="OSError: away")] * 2
-    assert mirror.error == "OSError: away"
-
-
-def test_a_mirror_that_answers_again_is_well() -> None:
-    """What it said before is over."""
-    kept = Kept()
-    mirror = kept.mirror()
-    mirror.error = "OSError: away"
-
-    run(restart_record.release(Memory(keys(), mirror=mirror)), World())
-
-    assert mirror.error == ""
 
 
 @pytest.mark.parametrize("is_load", [True, False], ids=["load", "save"])
