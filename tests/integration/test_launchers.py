@@ -113,7 +113,8 @@ class Started:
             folder=self.folder,
             home=self.case.home,
             resume=self.case.resume,
-            group_timeout_s=30.0,
+            # The second rank of a script imports everything anew, beside all other jobs.
+            group_timeout_s=PATIENCE_S / 2,
             trainer={"default_root_dir": self.root, **strategy},
         )
 
