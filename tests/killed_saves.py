@@ -22,6 +22,7 @@ that sends something, also after half of what it sends.
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import logging
@@ -546,6 +547,9 @@ def run(bench: Bench, part: int, parts: int) -> None:
     """
     cells = _Cells(bench)
     effects = cells.prepare()
+    # Each death is a fork of this process: as in ``tests.warm_python``.
+    gc.collect()
+    gc.freeze()
     rows = [cells.cell(number) for number in range(1 + part, len(effects) + 1, parts)]
     text = json.dumps({"effects": effects, "rows": rows})
     bench.report.write_text(text, encoding="utf-8")
