@@ -13,6 +13,9 @@ unfinished the place, the name but for the part that is random, and whether it i
 same. What is in an unfinished file, and how long it is, is left out, because nobody reads it: a
 next start that opens one to read it fails.
 
+Storage may be ill, so that what is saved waits on the node. Then that is among what a start goes on
+from, and a job is killed as it puts it there, or, in its next start, as it publishes it.
+
 Effects are what a job asks of the system: that a file is opened, written, synchronised, renamed,
 linked or removed, that a directory is made or removed, and each request to S3. A process is killed
 *before* an effect, which is after the one before it; in a write, after half of it, and in a request
@@ -36,6 +39,7 @@ import warnings
 from asyncio import selector_events
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +52,7 @@ from lightning.pytorch import Callback
 from lightning_resilience.adapters import object_store
 from lightning_resilience.adapters.staging import is_staging_name
 from lightning_resilience.core.parts import Lengths
+from tests.faulty_filesystem import FaultPlan, Rule
 from tests.lightning_job import Job, make_data, make_model, make_trainer
 from tests.s3_server import S3Server
 
@@ -56,13 +61,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["Bench", "run"]
+__all__ = ["Bench", "Outage", "run"]
 
 _AGED_S = 2 * 24 * 3600.0
 _EVERY = 2
+_KEPT = frozenset({"kept", "kept-waiting"})
 _AUDITED = frozenset(
     {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link"}
 )
+
+
+class Outage(Enum):
+    """When storage takes no checkpoint."""
+
+    NEVER = "never"
+    IN_SAVE = "in the save"
+    BEFORE_START = "before the start"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +92,9 @@ class Bench:
         server: The server of S3, None for local files.
         parts: Whether every file is sent in parts. Then requests alone are counted: how a file is
             staged does not depend on how it is sent.
+        outage: When storage takes no checkpoint of the save point: never, while the job is killed
+            in it, or in the start before, so that the job is killed as it publishes what waits.
+            Only in a directory of ``faulty://``.
     """
 
     home: str
@@ -87,6 +104,28 @@ class Bench:
     checkpoint: dict[str, Any] = field(default_factory=dict)
     server: str | None = None
     parts: bool = False
+    outage: Outage = Outage.NEVER
+
+    @property
+    def path(self) -> Path:
+        """Where checkpoints go, if that is on this machine."""
+        return Path(self.folder.removeprefix("faulty://"))
+
+    @property
+    def spool(self) -> Path:
+        """Where checkpoints wait, and what was fetched is kept."""
+        return Path(self.home) / "spool"
+
+    def plan(self, *, is_ill: bool) -> FaultPlan:
+        """Return what storage does; it lies where no effect is counted."""
+        plan = FaultPlan(f"{Path(self.home).parent}/plan-{Path(self.home).name}-{is_ill}")
+        if not plan.folder.exists():
+            sent = ("put_file", "manifest_put_file", "rm_file")
+            names = (f"step={self.killed_at}", "last") if is_ill else ()
+            FaultPlan.write(
+                plan.folder, *(Rule(operations=sent, name=name, error="reset") for name in names)
+            )
+        return plan
 
     @property
     def log(self) -> Path:
@@ -103,14 +142,14 @@ class Bench:
         """The step of the save point in which it is killed."""
         return self.steps_before + (self.saves_before + 1) * _EVERY
 
-    @property
-    def job(self) -> Job:
-        """The job, the same for each start."""
+    def job(self, *, is_ill: bool = False) -> Job:
+        """Return the job, the same for each start; where storage is ill, its end waits for less."""
         return Job(
             folder=self.folder,
             ranks=1,
             steps=self.killed_at + _EVERY,
             every=_EVERY,
+            options={"spool": {"flush_timeout_s": 0.01}} if is_ill else {},
             checkpoint={"save_top_k": 1, "save_last": True, **self.checkpoint},
             trainer={"default_root_dir": self.home},
             resume="last",
@@ -124,7 +163,7 @@ class _LocalContent:
     """The bench's directory on a filesystem."""
 
     def __init__(self, bench: Bench) -> None:
-        self._path = Path(bench.folder)
+        self._path = bench.path
         self._kept = Path(bench.home) / "kept"
 
     def keep(self) -> None:
@@ -230,8 +269,53 @@ def _warm_clients() -> None:
     loader.load_file = load_once
 
 
+class _Waiting:
+    """What waits on the bench's node."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._path = bench.spool
+        self._kept = Path(bench.home) / "kept-waiting"
+
+    def keep(self) -> None:
+        """Remember what waits."""
+        ignored = shutil.ignore_patterns(".node-cache")
+        self._path.mkdir(exist_ok=True)
+        shutil.copytree(self._path, self._kept, ignore=ignored)
+
+    def restore(self) -> None:
+        """Bring back what was remembered, and nothing that was fetched for an earlier cell."""
+        shutil.rmtree(self._path, ignore_errors=True)
+        shutil.copytree(self._kept, self._path)
+
+    def names(self) -> list[str]:
+        """Return what there is of checkpoints that wait, complete or not."""
+        found = self._path.glob("*/*/unpublished/*")
+        return sorted(str(path) for path in found if path.name != "owner")
+
+    def shape(self) -> list[object]:
+        """Return what a start may see of it, but for the parts of names that are random."""
+        files = [path for path in self._path.rglob("*") if path.is_file()]
+        read = [path for path in files if not _is_staged(str(path))]
+        return sorted(
+            (path.parent.name, path.suffix, xxhash.xxh3_128_hexdigest(path.read_bytes()))
+            for path in read
+        )
+
+    def steps(self) -> dict[str, int]:
+        """Return the step of each checkpoint that is known to wait, by the name that it is to have.
+
+        Its record is written last, so it is there as a whole.
+        """
+        found = {}
+        for record in sorted(self._path.glob("*/*/unpublished/*.json")):
+            data = record.with_suffix(".checkpoint").read_bytes()
+            name = json.loads(record.read_bytes())["path"].rpartition("/")[2]
+            found[name] = int(torch.load(io.BytesIO(data), weights_only=True)["global_step"])
+        return found
+
+
 def _staged(bench: Bench) -> list[str]:
-    names = [path for path in Path(bench.home).rglob("*") if "kept" not in path.parts]
+    names = [path for path in Path(bench.home).rglob("*") if not _KEPT & {*path.parts}]
     return sorted(str(path) for path in names if is_staging_name(path.name))
 
 
@@ -266,6 +350,7 @@ class Killer(Callback):
     def __init__(self, bench: Bench, number: int, log: Path) -> None:
         self._roots = (bench.home, bench.folder)
         self._killed_at = bench.killed_at
+        self._is_early = bench.outage is Outage.BEFORE_START
         self._number = number
         self._count = 0
         self._lock = threading.Lock()
@@ -281,9 +366,14 @@ class Killer(Callback):
         if bench.server is not None:
             self._count_requests()
 
+    def setup(self, *_: Any, **__: Any) -> None:
+        """Begin before anything is asked, where the start is what is killed."""
+        self._is_armed = self._is_early
+
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         """Begin before the last step in front of the save point, and end after the save point."""
-        self._is_armed = trainer.global_step == self._killed_at - 1
+        is_before = trainer.global_step == self._killed_at - 1
+        self._is_armed = is_before and not self._is_early
 
     def _effect(self, what: str, *, first: Callable[[], object] = lambda: None) -> None:
         if self._is_next(what):
@@ -390,13 +480,16 @@ def _apart(function: Callable[[], object], log: Path) -> int:
         os._exit(code)
 
 
-def _train(bench: Bench, *callbacks: Callback, steps: int | None = None) -> Any:
+def _train(
+    bench: Bench, *callbacks: Callback, steps: int | None = None, is_ill: bool = False
+) -> Any:
+    os.environ.update(bench.plan(is_ill=is_ill).environment)
     warnings.filterwarnings("ignore")
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
     if bench.parts:
         object_store._LENGTHS = Lengths(single_bytes=1, shortest_bytes=1024, longest_bytes=1024)
     torch.manual_seed(7)
-    job = bench.job
+    job = bench.job(is_ill=is_ill)
     trainer = make_trainer(job)
     if steps is not None:
         trainer.fit_loop.epoch_loop.max_steps = steps
@@ -467,29 +560,37 @@ class _Cells:
         self._bench = bench
         self._home = Path(bench.home)
         self._content = _LocalContent(bench) if bench.server is None else _RemoteContent(bench)
+        self._waiting = _Waiting(bench)
         self._seen: dict[str, dict[str, Any]] = {}
 
     def prepare(self) -> list[str]:
-        """Let the job leave something behind; return the effects of the save point after it."""
-        steps = self._bench.steps_before
-        if steps:
-            log = self._home / "before.log"
-            code = _apart(partial(_train, self._bench, steps=steps), log)
-            assert code == 0, log.read_text(encoding="utf-8")
+        """Let the job leave something behind; return the effects of what comes after it."""
+        bench = self._bench
+        if bench.steps_before:
+            self._leave(bench.steps_before, is_ill=False)
+        if bench.outage is Outage.BEFORE_START:
+            self._leave(bench.killed_at, is_ill=True)
+            assert set(self._waiting.steps().values()) == {bench.killed_at}
         self._content.keep()
+        self._waiting.keep()
         return self._killed(0)
+
+    def _leave(self, steps: int, *, is_ill: bool) -> None:
+        log = self._home / "before.log"
+        code = _apart(partial(_train, self._bench, steps=steps, is_ill=is_ill), log)
+        assert code == 0, log.read_text(encoding="utf-8")
 
     def cell(self, number: int) -> dict[str, Any]:
         """Kill a job before one effect, and start it again."""
         self._content.restore()
         for name in _staged(self._bench):
             Path(name).unlink()
-        # With what was fetched there for an earlier cell: a cell is to hang on its own death alone.
-        shutil.rmtree(self._home / "spool", ignore_errors=True)
+        self._waiting.restore()
         effect = self._killed(number)[-1]
         files = self._content.files()
         left = [*_staged(self._bench), *self._content.unfinished()]
-        state = self._state(files, left, self._content.shape())
+        state = self._state(files, left, [*self._content.shape(), *self._waiting.shape()])
+        waits = self._waiting.steps()
         if state not in self._seen:
             self._seen[state] = self._started_again()
         return {
@@ -497,6 +598,7 @@ class _Cells:
             "effect": effect,
             "found": _steps(files),
             "committed": [name for name in files if f".resilience/{name}.json" in files],
+            "waits": waits,
             "left": len(left),
             **self._seen[state],
         }
@@ -528,13 +630,17 @@ class _Cells:
             "started_at": found.get("started_at"),
             "ended_at": found.get("ended_at"),
             "after": _steps(self._content.files()),
-            "left_after": [*_staged(self._bench), *self._content.unfinished()],
+            "left_after": [
+                *_staged(self._bench),
+                *self._content.unfinished(),
+                *self._waiting.names(),
+            ],
             "log": log.read_text(encoding="utf-8") if code else "",
         }
 
 
 def _train_and_die(bench: Bench, number: int, log: Path) -> None:
-    _train(bench, Killer(bench, number, log))
+    _train(bench, Killer(bench, number, log), is_ill=bench.outage is Outage.IN_SAVE)
 
 
 def run(bench: Bench, part: int, parts: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import killed_saves
-from tests.killed_saves import Bench
+from tests.killed_saves import Bench, Outage
 
 
 if TYPE_CHECKING:
@@ -98,12 +98,14 @@ def newest_of(row: Row) -> int:
     """Return the step that a start from the last checkpoint goes on from.
 
     A last one counts whether or not it has a manifest, another one only with it: unless nothing
-    else is there, as between the first checkpoint of all and its manifest.
+    else is there, as between the first checkpoint of all and its manifest. What waits on the node
+    is published first.
     """
     found = row["found"]
     last = [step for name, step in found.items() if name.startswith("last")]
     others = [found[name] for name in row["committed"] if name in found]
-    return max(last + others or found.values(), default=0)
+    waiting = list(row["waits"].values())
+    return max(last + others + waiting or found.values(), default=0)
 
 
 @pytest.mark.parametrize("scene", LOCAL)
@@ -120,6 +122,30 @@ def test_on_a_filesystem(scene: str, warm_python: WarmPython, tmp_path: Path) ->
     assert [wrong for row in rows for wrong in complaints(row, newest=newest_of(row))] == []
     assert {effect.split()[0] for effect in effects} >= {"open", "write", "fsync", "rename"}
     assert any(row["left"] for row in rows)
+
+
+@pytest.mark.parametrize("outage", [Outage.IN_SAVE, Outage.BEFORE_START], ids=lambda it: it.value)
+def test_while_it_waits_on_the_node(
+    outage: Outage, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """What is complete on the node is published by the next start, and nothing torn ever is.
+
+    Storage takes no checkpoint, and the job is killed as it spools what it saves; or storage is
+    well again, and the job is killed as it starts with two that wait.
+    """
+    benches = []
+    for part in range(PARTS):
+        home = tmp_path / str(part)
+        home.mkdir()
+        folder = f"faulty://{home}/checkpoints"
+        benches.append(Bench(home=str(home), folder=folder, outage=outage))
+
+    effects, rows = run_cells(warm_python, benches, NAMED)
+
+    assert [wrong for row in rows for wrong in complaints(row, newest=newest_of(row))] == []
+    assert {effect.split()[0] for effect in effects} >= {"open", "write", "fsync", "rename"}
+    waiting = {tuple(row["waits"].values()) for row in rows}
+    assert waiting >= {(), (4,), (4, 4)}
 
 
 @pytest.mark.parametrize("parts", [False, True], ids=["one request", "parts"])
