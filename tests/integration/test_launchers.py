@@ -3,6 +3,7 @@
 """All ranks start from one checkpoint, whoever launched them and whichever way it is asked for.
 
 Each pair of launcher and distribution runs once, and each way of asking under several of them.
+While one job is looked at, the next ones have begun: most of what they do is to import and to wait.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.multiprocess, pytest.mark.tim
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, SECOND = "lightning.pytorch", "pytorch_lightning"
 PATIENCE_S = 240.0
-"""Ten jobs at the same time, some of which import everything anew."""
+"""Several jobs at the same time, some of which import everything anew."""
+
+AHEAD = 4
+"""Jobs that run at the same time, of two or three processes each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,42 +175,62 @@ def start_script(started: Started) -> None:
     started.waits.append(partial(started.program.wait, PATIENCE_S))
 
 
+class Jobs:
+    """The jobs of all cases, each started when its turn comes near."""
+
+    def __init__(self, warm: WarmPython, checkpoint: Path, homes: Callable[[str], Path]) -> None:
+        self._warm = warm
+        self._checkpoint = checkpoint
+        self._homes = homes
+        self._started: dict[Case, Started] = {}
+        self._servers = contextlib.ExitStack()
+
+    def of(self, case: Case) -> Started:
+        """Return the job of a case; it and those after it have begun."""
+        at = CASES.index(case)
+        for each in CASES[at : at + AHEAD]:
+            if each not in self._started:
+                self._started[each] = self._start(each)
+        return self._started[case]
+
+    def end(self) -> None:
+        """Leave nothing behind."""
+        self._servers.close()
+
+    def _start(self, case: Case) -> Started:
+        started = Started(case, self._homes(case.launcher), self._checkpoint)
+        self._servers.callback(started.end)
+        if case.launcher == "torchrun":
+            port = self._servers.enter_context(store_server())
+            known: dict[str, Any] = {"port": port, "run_id": uuid.uuid4().hex, "restarts": 0}
+            start_in_warm(started, self._warm, *(launched(rank, 2, **known) for rank in (0, 1)))
+        elif case.launcher == "srun":
+            port = free_port()
+            start_in_warm(started, self._warm, srun(0, port), srun(1, port))
+        elif case.launcher == "script":
+            start_script(started)
+        else:
+            start_in_warm(started, self._warm, {})
+        return started
+
+
 @pytest.fixture(scope="module")
-def jobs(
-    warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[Case, Started]]:
-    """Start all jobs at the same time."""
+def jobs(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """Have a checkpoint that all jobs start from."""
     before = tmp_path_factory.mktemp("before")
     options = {"default_root_dir": before}
     fit(Job(folder=str(before), steps=2, ranks=1, options=None, trainer=options))
-    with contextlib.ExitStack() as servers:
-        found = {}
-        for case in CASES:
-            started = Started(case, tmp_path_factory.mktemp(case.launcher), before / "step=2.ckpt")
-            if case.launcher == "torchrun":
-                port = servers.enter_context(store_server())
-                known: dict[str, Any] = {"port": port, "run_id": uuid.uuid4().hex, "restarts": 0}
-                start_in_warm(
-                    started, warm_python, *(launched(rank, 2, **known) for rank in (0, 1))
-                )
-            elif case.launcher == "srun":
-                port = free_port()
-                start_in_warm(started, warm_python, srun(0, port), srun(1, port))
-            elif case.launcher == "script":
-                start_script(started)
-            else:
-                start_in_warm(started, warm_python, {})
-            found[case] = started
-            servers.callback(started.end)
-        yield found
+    made = Jobs(warm_python, before / "step=2.ckpt", tmp_path_factory.mktemp)
+    yield made
+    made.end()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_all_ranks_start_from_one_checkpoint(case: Case, jobs: dict[Case, Started]) -> None:
+def test_all_ranks_start_from_one_checkpoint(case: Case, jobs: Jobs) -> None:
     """Found by one rank, with its protocol, after the process group has come up."""
     from tests.launched_job import noted  # noqa: PLC0415 - after the processes have been started
 
-    started = jobs[case]
+    started = jobs.of(case)
 
     codes = [wait() for wait in started.waits]
 
