@@ -30,6 +30,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -442,7 +443,11 @@ def _body(data: bytes) -> bytes:
 
 
 def _place(name: str) -> str:
-    return f"{name.rpartition('/')[0]}/ a staged file" if _is_staged(name) else name
+    if not _is_staged(name):
+        return name
+    # A run that has no name has a directory of a name by chance in the spool.
+    folder = re.sub(r"/spool/([^/]+)/[^/]+$", r"/spool/\1/a run", name.rpartition("/")[0])
+    return f"{folder}/ a staged file"
 
 
 def _is_begun(name: str) -> bool:
