@@ -219,6 +219,6 @@ def test_all_ranks_start_from_one_checkpoint(case: Case, jobs: dict[Case, Starte
     }[case.resume]
     stage = "test" if case.resume == "best" else "fit"
     assert noted(started.home, stage) == [expected, expected], started.told()
-    # Looked at once, and fetched once to the node that both ranks are on.
+    # Looked at once, as it has no manifest, and fetched once to the node that both ranks are on.
     name = expected[0].rpartition("/")[2]
     assert len(started.plan.calls("open", name=name)) == 2

@@ -1949,7 +1949,7 @@ _LOADS = (
         of_loads=True,
     ),
     Mutant(
-        name="all bytes are digested, and the digest is compared with nothing",
+        name="the digest of all bytes is compared with nothing",
         story="their manifest has said what they are",
         edits=(
             _edit(
