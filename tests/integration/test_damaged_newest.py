@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The newest checkpoint is damaged in one of many ways, and both ranks start from the one before."""
+"""The newest checkpoint is damaged, in many ways, and both ranks start from the one before."""
 
 from __future__ import annotations
 

@@ -112,12 +112,12 @@ def test_another_place_size_or_content_has_another_name() -> None:
 
 
 DIGESTS = st.sampled_from(["", "00", "01", "xxh3-128:00", "xxh3-128:01"])
-LOOKS = st.builds(
+INSPECTIONS = st.builds(
     Inspection, path=st.just(SEEN.path), size_bytes=st.integers(1, 2), digest=DIGESTS, saved=DIGESTS
 )
 
 
-@given(LOOKS, LOOKS)
+@given(INSPECTIONS, INSPECTIONS)
 def test_no_two_contents_have_the_same_name(one: Inspection, other: Inspection) -> None:
     """The digest of all bytes counts where it is known; and what has none shares with nobody."""
     keys = [
