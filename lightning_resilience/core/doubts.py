@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a start does about a checkpoint that was chosen, and turned out damaged while it was loaded.
 
-Of what is in object storage only sizes and a table of contents are looked at before the choice: the
-rest is read once, by one rank of each node, while it is loaded. A bit that has flipped shows then,
-on all ranks as the same error. So the search is made again, and reads that candidate through before
-it may be chosen: where it is damaged in storage, it is set aside and the next older one is taken.
-Where it is not, the bytes have suffered on their way, and it is loaded once more.
+Of what is in object storage only its size and its manifest are looked at before the choice, or a
+table of contents: the rest is read once, by one rank of each node, while it is loaded. Damage that
+leaves the size as it was shows then, on all ranks as the same error. So the search is made again,
+and reads that candidate through before it may be chosen: where it is damaged in storage, it is set
+aside and the next older one is taken. Where it is not, the bytes have suffered on their way, and it
+is loaded once more.
 
 ==========================================  ========================================================
 the load has failed with                    then

@@ -197,7 +197,8 @@ def judging() -> Steps[Inspection]:
 
 def _looked_at() -> Steps[Inspection]:
     seen: Inspection = yield Do(Step.INSPECT)
-    if seen.rejected:
+    if seen.rejected or seen.is_committed:
+        # Of what nobody has opened, all that is known is what its manifest says.
         return seen
     differs: str | None = yield Do(Step.COMPARE)
     if differs is None:

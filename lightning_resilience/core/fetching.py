@@ -128,6 +128,8 @@ class Fetch(str, Enum):
     """Raise where what has arrived is not what the manifest says."""
     DIGEST = "digest"
     """Digest of its table of contents, and why that cannot be told."""
+    SUM = "sum"
+    """Digest of all its bytes, read through on this node."""
     EXAMINE = "examine"
     """Raise where a checksum inside it does not fit."""
 
@@ -313,14 +315,16 @@ def fetching(expected: Inspection | None, *, may_ask: bool, shown: str) -> Steps
         manifest = yield Do(Fetch.MANIFEST)
     yield Do(Fetch.ROOM, size_bytes or 0)
     contents: Contents = yield Do(Fetch.COPY)
-    copied_bytes = contents[""][0]
+    copied_bytes, saved = contents[""]
     if size_bytes not in {None, copied_bytes}:
         message = f"{copied_bytes} bytes of {shown} arrived, but it has {size_bytes}"
         raise CheckpointError(message)
     if manifest is not None:
         yield Do(Fetch.CONTENTS, (manifest, contents))
     is_described = manifest is not None
-    yield from examining(expected, copied_bytes, is_described=is_described, shown=shown)
+    yield from examining(
+        expected, copied_bytes, saved=saved, is_described=is_described, shown=shown
+    )
 
 
 def checking(expected: Inspection | None, *, shown: str) -> Steps[None]:
@@ -341,13 +345,19 @@ def checking(expected: Inspection | None, *, shown: str) -> Steps[None]:
 
 
 def examining(
-    expected: Inspection | None, size_bytes: int, *, is_described: bool, shown: str
+    expected: Inspection | None,
+    size_bytes: int,
+    *,
+    saved: str | None = None,
+    is_described: bool,
+    shown: str,
 ) -> Steps[None]:
     """Look into a checkpoint that is on this node.
 
     Args:
         expected: As for ``fetching``.
         size_bytes: Its length here.
+        saved: Digest of all its bytes here; None where they were not read yet.
         is_described: Whether it was compared with its manifest.
         shown: As for ``fetching``.
 
@@ -362,6 +372,12 @@ def examining(
         if expected.digest:
             digest, damage = yield Do(Fetch.DIGEST)
             _compare(damage or difference(expected, digest=digest), shown)
+        if expected.saved:
+            if saved is None:
+                saved = yield Do(Fetch.SUM)
+            _compare(difference(expected, saved=saved), shown)
+            # Every byte is what was saved, so no checksum inside has more to say.
+            return
     if not is_described:
         yield Do(Fetch.EXAMINE)
 

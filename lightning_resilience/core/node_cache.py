@@ -120,11 +120,12 @@ def cache_key(url: str, *, expected: Inspection | None, common: str) -> str:
         common: A text that all ranks have in common, and no other load has.
 
     Returns:
-        Where rank 0 has seen the checksums of all records, the same for the same content, so that
-        what an earlier start has fetched is used again. Otherwise a new one for each load.
+        Where rank 0 knows a digest of all bytes, or of the checksums of all records, the same for
+        the same content, so that what an earlier start has fetched is used again. Otherwise a new
+        one for each load.
     """
     size_bytes = None if expected is None else expected.size_bytes
-    content = "" if expected is None else expected.digest
+    content = "" if expected is None else expected.saved or expected.digest
     parts = (url, str(size_bytes), content or f"of {common}")
     return xxhash.xxh3_128_hexdigest("\0".join(parts).encode())
 

@@ -28,6 +28,10 @@ beginning would hide that the work is there. It is refused, with all of them lef
 that the next start is refused as well; unless ``allow_fresh_start`` says otherwise.
 
 A storage that cannot tell has given no answer: rank 0 asks again, or all ranks raise.
+
+Of a file in object storage that has a manifest rank 0 asks for the manifest and the size, and opens
+nothing: where the sizes agree, the digest in the manifest stands for the content, and whoever
+fetches the file compares all of its bytes with that (``core.fetching``).
 """
 
 from __future__ import annotations
@@ -45,14 +49,18 @@ from lightning_resilience.core.records import VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from lightning_resilience.core.manifest import Manifest
+
 
 __all__ = [
     "HPC_NAME",
     "Found",
     "Inspection",
     "Search",
+    "described",
     "difference",
     "last_name",
+    "may_describe",
     "override",
     "refusal",
     "searches",
@@ -101,13 +109,16 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         v: Version of the format.
         path: Where it is, as it is to be loaded.
         size_bytes: Its size; None for a directory, or where nobody has looked.
-        digest: Stands for its content; empty where its format has no table of contents.
+        digest: That of its table of contents; empty where its format has none, and where nobody has
+            opened it.
+        saved: That of all its bytes, as its manifest says, where that stands for a file that nobody
+            has opened; empty otherwise.
         rejected: Why it cannot be loaded; empty where nothing is known against it.
         mark: Of a damaged one, what stands for it (``core.set_aside``); empty for one that stays
             where it is.
         is_committed: Whether it is what its manifest says.
         doubt: Why it cannot be told whether it is complete; empty where it can, or has a manifest.
-        is_resumable: Whether it can be seen to hold more than weights.
+        is_resumable: Whether it can be seen to hold more than weights, or its manifest says so.
         training: The training that its manifest names (``core.candidates``); empty for none.
     """
 
@@ -115,6 +126,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     size_bytes: int | None = None
     digest: str = ""
+    saved: str = ""
     rejected: str = ""
     mark: str = ""
     is_committed: bool = False
@@ -221,18 +233,55 @@ def _seen(found: Iterable[Found], rejected: Iterable[Inspection]) -> str:
     return "; ".join(damaged)
 
 
+def may_describe(*, is_local: bool, is_doubted: bool) -> bool:
+    """Tell whether the manifest of a file may stand for a look inside.
+
+    Args:
+        is_local: Whether it is on a filesystem, where a look costs little and shows more.
+        is_doubted: Whether a load of it has found damage, so that a manifest says nothing new.
+    """
+    return not is_local and not is_doubted
+
+
+def described(url: str, manifest: Manifest | None, *, size_bytes: int | None) -> Inspection | None:
+    """Return what is known of a file that nobody opens; None where somebody has to.
+
+    Args:
+        url: Where it is.
+        manifest: Its manifest; None where it has none, or none that can be read.
+        size_bytes: Its length; None where its storage does not say.
+    """
+    if manifest is None or manifest.files or manifest.size_bytes != size_bytes:
+        return None
+    return Inspection(
+        path=url,
+        size_bytes=size_bytes,
+        saved=manifest.digest,
+        is_committed=True,
+        # Named only for what a training can go on from.
+        is_resumable=bool(manifest.training),
+    )
+
+
 def difference(
-    expected: Inspection, *, size_bytes: int | None = None, digest: str | None = None
+    expected: Inspection,
+    *,
+    size_bytes: int | None = None,
+    digest: str | None = None,
+    saved: str | None = None,
 ) -> str:
     """Return how a file differs from the one that rank 0 has chosen; empty where it does not.
 
     Args:
         expected: What rank 0 has seen.
         size_bytes: What this rank sees; None where its storage does not say.
-        digest: Of what this rank sees; None where it has not looked.
+        digest: That of the table of contents that this rank sees; None where it has not looked.
+        saved: That of all bytes that this rank has; None where it has not read them.
     """
     if None not in {expected.size_bytes, size_bytes} and expected.size_bytes != size_bytes:
         return f"it has {size_bytes} bytes here and {expected.size_bytes} bytes on rank 0"
     if digest is not None and expected.digest and expected.digest != digest:
         return f"its content has digest {digest or 'none'} here and {expected.digest} on rank 0"
+    if saved is not None and expected.saved and expected.saved != saved:
+        return f"its bytes have digest {saved} here and {expected.saved} by the manifest of rank 0"
     return ""

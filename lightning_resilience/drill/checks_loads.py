@@ -15,7 +15,8 @@ I6 KeptGood         a good checkpoint that is set aside, changed or gone, though
                     where it has asked for that
 I7 OneFetch         more reads of the checkpoint than nodes, where nothing has gone wrong; and more
                     than its troubles explain where something has; one of what a rank of the same
-                    node has found damaged
+                    node has found damaged; one to choose a good one in object storage that no load
+                    has found damaged
 I8 OneCheckpoint    ranks that choose, return or load different things
 I9 CheckedBytes     a rank that has loaded other bytes than were saved, or than rank 0 has chosen
 I9 FoundLoad        a load that fails, or a start that is refused, without a reason; one that begins
@@ -28,13 +29,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from lightning_resilience.drill.load_node import digest_inside
+from lightning_resilience.drill.load_plan import Place
 from lightning_resilience.drill.load_rank import Older, Rank
 from lightning_resilience.drill.load_reading import PATIENCE_S
+from lightning_resilience.drill.save_looks import number_of_digest
 from lightning_resilience.errors import DrillFailedError
 
 
 if TYPE_CHECKING:
+    from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.core.spooled import SpoolEntry
     from lightning_resilience.drill.load_job import Job, Load
     from lightning_resilience.drill.load_node import Node, NodeFile
@@ -162,6 +165,11 @@ class LoadChecks:
         """Note that rank 0 begins to search."""
         self._before = dict(self.standing)
 
+    def looks_inside(self, path: str) -> None:
+        """Look at a candidate that rank 0 opens before any load of it has found damage."""
+        if self._world.plan.place is Place.OBJECTS and path in self.standing:
+            self._fail("I7 OneFetch", f"rank 0 opens {path} to choose it, and has its manifest")
+
     def chose(self, rank: Rank, number: int) -> None:
         """Look at what a rank starts from.
 
@@ -179,8 +187,8 @@ class LoadChecks:
             if newest or (there and not self._was_disturbed):
                 self._fail("I9 FoundLoad", f"{rank.name} begins anew beside {', '.join(there)}")
             return
-        found = choice.seen.digest.rpartition(" ")[2]
-        if int(found or 0) < newest and not self._came_late and not self._was_disturbed:
+        found = _chosen_number(choice.seen)
+        if found < newest and not self._came_late and not self._was_disturbed:
             what = f"{rank.name} starts from step {found}, and step {newest} was published"
             self._fail("I9 NewestLoad", what)
 
@@ -191,9 +199,8 @@ class LoadChecks:
             self._fail("I8 OneCheckpoint", f"{rank.name} has loaded nothing, and succeeds")
         if loaded is None or choice is None or choice.seen is None:
             return
-        inside = digest_inside(loaded)
-        if loaded.is_damaged or inside != choice.seen.digest:
-            what = "damaged bytes" if loaded.is_damaged else f"the {inside}"
+        if loaded.is_damaged or loaded.number != _chosen_number(choice.seen):
+            what = "damaged bytes" if loaded.is_damaged else f"step {loaded.number}"
             self._fail("I9 CheckedBytes", f"{rank.name} has loaded {what} of {choice.seen}")
 
     def ends(self, job: Job) -> None:
@@ -311,3 +318,10 @@ class LoadChecks:
     def _fail(self, check: str, what: str) -> NoReturn:
         message = f"{check} does not hold: {what}."
         raise DrillFailedError(message, step=len(self._world.story), check=check)
+
+
+def _chosen_number(seen: Inspection) -> int:
+    """Return the training steps of what rank 0 has chosen, by the digest that stands for it."""
+    if seen.saved:
+        return number_of_digest(seen.saved)
+    return int(seen.digest.rpartition(" ")[2] or 0)

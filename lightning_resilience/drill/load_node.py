@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_resilience.core.fetching import There
 from lightning_resilience.core.node_cache import Kept, Limits, is_usable, to_remove
-from lightning_resilience.drill.save_storage import Blob
+from lightning_resilience.drill.save_storage import DAMAGED, Blob
 
 
 if TYPE_CHECKING:
@@ -112,7 +112,9 @@ class Node:
         """Change a file of the cache; nobody has asked for that."""
         blob = self.files[name].blob
         size_bytes = blob.size_bytes // 2 if cuts else blob.size_bytes
-        self.files[name].blob = replace(blob, size_bytes=size_bytes, is_damaged=True)
+        self.files[name].blob = replace(
+            blob, digest=DAMAGED, size_bytes=size_bytes, is_damaged=True
+        )
 
     def make_room(self, incoming_bytes: int, now_s: float) -> list[str]:
         """Remove what has to go for a file that comes in; what that was."""

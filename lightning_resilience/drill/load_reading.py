@@ -24,7 +24,7 @@ from lightning_resilience.core.node_cache import cache_key
 from lightning_resilience.drill.load_node import NodeFile, digest_inside
 from lightning_resilience.drill.load_plan import Place
 from lightning_resilience.drill.save_attempt import Kind, Op, question
-from lightning_resilience.drill.save_storage import Blob
+from lightning_resilience.drill.save_storage import DAMAGED, Blob
 from lightning_resilience.errors import CheckpointError, CorruptCheckpointError
 
 
@@ -47,7 +47,6 @@ PATIENCE_S: Final = 10.0
 _POLL_S: Final = 1.0
 _PIECES: Final = 3
 _PIECE_S: Final = 1.0
-_DAMAGED: Final = f"xxh3-128:{0:032x}"
 
 
 class Reading:
@@ -267,14 +266,14 @@ class Reading:
         # Who has opened a file keeps it; parts of an object are asked for by its name.
         blob = first if world.renames else seen[-1]
         if not world.renames and any(each != blob for each in (first, *seen)):
-            blob = replace(blob, digest=_DAMAGED, is_damaged=True)
+            blob = replace(blob, digest=DAMAGED, is_damaged=True)
         how = world.choose(
             [("it arrives", ""), ("a bit flips on the way", "flips"), ("it is cut", "flips")],
             calm=0.8,
         )
         if how != "it arrives":
             size_bytes = blob.size_bytes // 2 if how == "it is cut" else blob.size_bytes
-            blob = replace(blob, digest=_DAMAGED, size_bytes=size_bytes, is_damaged=True)
+            blob = replace(blob, digest=DAMAGED, size_bytes=size_bytes, is_damaged=True)
         node.parts[part] = blob
         world.reading.pop(attempt, None)
         return {"": (blob.size_bytes, blob.digest)}
@@ -349,6 +348,7 @@ def _inside(blob: Callable[[], Blob]) -> dict[Fetch, Hand]:
 
     return {
         Fetch.DIGEST: lambda _: _said("look inside", digest),
+        Fetch.SUM: lambda _: _said("read it through", lambda: blob().digest),
         Fetch.EXAMINE: lambda _: _said("examine it", examine),
     }
 

@@ -7,6 +7,7 @@ One thread of one process does one thing after the other; before each, anything 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,8 @@ from lightning_resilience.drill.save_storage import FOLDER, SaveStorage
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning_resilience.core.resolution import Inspection
     from lightning_resilience.drill.load_plan import LoadPlan
     from lightning_resilience.drill.load_process import Actor, Owner
@@ -48,12 +51,22 @@ _EVEN: Final = 0.6
 _MOST_STEPS: Final = 60_000
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Looks(Looks):
-    """As a search of the package looks, which sees the table of contents of a file."""
+    """As a search of the package looks, which sees the table of contents of a file it opens.
+
+    Args:
+        opens: Told what is opened.
+    """
+
+    opens: Callable[[str], None]
 
     def inspect(self, path: str) -> Inspection:
-        """Look at a candidate without its manifest."""
+        """Look at a candidate."""
         seen = super().inspect(path)
+        if seen.saved:
+            return seen
+        self.opens(path)
         blob = self.storage.files[path]
         return type(seen)(
             path=path,
@@ -82,9 +95,15 @@ class LoadWorld:
         self.now_s = 1.0
         self.steps = 0
         self.storage = SaveStorage()
+        self.checks = LoadChecks(self)
         self.renames = plan.place is not Place.OBJECTS
-        self.looks = _Looks(storage=self.storage, form=Format.FILE, digests=self.renames)
-        self.looks_through = _Looks(storage=self.storage, form=Format.FILE, digests=True)
+        self.looks = _Looks(
+            storage=self.storage,
+            form=Format.FILE,
+            is_local=self.renames,
+            opens=self.checks.looks_inside,
+        )
+        self.looks_through = replace(self.looks, is_doubted=True, opens=lambda _: None)
         room_bytes = plan.room * 2 * WHOLE_BYTES
         self.nodes = [Node(number=each, room_bytes=room_bytes) for each in range(plan.nodes)]
         self.actors: list[Actor] = []
@@ -96,7 +115,6 @@ class LoadWorld:
             each: getattr(plan, each)
             for each in ("faults", "crashes", "stops", "outages", "flips", "damages", "turns")
         }
-        self.checks = LoadChecks(self)
         self.job = Job(self, 0)
         self.older: Older | None = None
         self._chance = chance

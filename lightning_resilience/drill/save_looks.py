@@ -31,7 +31,9 @@ from lightning_resilience.core.resolution import (
     Found,
     Inspection,
     Search,
+    described,
     last_name,
+    may_describe,
     sort_names,
 )
 from lightning_resilience.core.set_aside import mark_of
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.pipeline import Steps
 
 
-__all__ = ["Format", "Looks", "contents_of", "manifest_blob", "parts_of"]
+__all__ = ["Format", "Looks", "contents_of", "manifest_blob", "number_of_digest", "parts_of"]
 
 _BYTES: Final = 1000
 _UNDIGESTED: Final = "xxh3-128:"
@@ -84,6 +86,11 @@ def contents_of(form: Format, number: int) -> dict[str, tuple[int, str]]:
     }
 
 
+def number_of_digest(digest: str) -> int:
+    """Return the training steps of the checkpoint that has a file of this digest."""
+    return int(digest.removeprefix(_UNDIGESTED)[:16], 16)
+
+
 def parts_of(form: Format, number: int) -> dict[str, Blob]:
     """Return the files of a checkpoint."""
     return {
@@ -105,12 +112,19 @@ class Looks:
     Args:
         storage: The storage.
         form: What its checkpoints are made of.
-        digests: Whether a candidate's digests are compared where it is.
+        is_local: Whether a candidate is one file on a filesystem.
+        is_doubted: Whether a load has found damage in it.
     """
 
     storage: SaveStorage
     form: Format
-    digests: bool
+    is_local: bool
+    is_doubted: bool = False
+
+    @property
+    def digests(self) -> bool:
+        """Whether a candidate is read through where it is."""
+        return self.is_local or self.is_doubted
 
     # In truth -------------------------------------------------------------------------------------
 
@@ -157,7 +171,7 @@ class Looks:
         )
 
     def inspect(self, path: str) -> Inspection:
-        """Look at a candidate without its manifest.
+        """Look at a candidate; its manifest may stand for what is inside.
 
         Raises:
             FileNotFoundError: Nothing is there.
@@ -176,6 +190,10 @@ class Looks:
         if self.form is Format.FOREIGN:
             return Inspection(path=path)
         blob = tree[""]
+        if may_describe(is_local=self.is_local, is_doubted=self.is_doubted):
+            seen = described(path, self._readable(path), size_bytes=blob.size_bytes)
+            if seen is not None:
+                return seen
         # A change of length is seen in the table of contents, one of a bit is not.
         is_cut = blob.size_bytes != _BYTES + blob.number
         return Inspection(
@@ -185,6 +203,12 @@ class Looks:
             rejected="it was not written to its end" if is_cut else "",
             is_resumable=True,
         )
+
+    def _readable(self, path: str) -> Manifest | None:
+        try:
+            return self.manifest(path)
+        except CorruptCheckpointError:
+            return None
 
     def compare(self, path: str) -> str | None:
         """Tell why it is not what its manifest says; None where it has none."""

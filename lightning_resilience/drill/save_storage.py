@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-__all__ = ["FOLDER", "Blob", "SaveStorage", "below"]
+__all__ = ["DAMAGED", "FOLDER", "Blob", "SaveStorage", "below"]
 
 FOLDER: Final = "run"
 """The directory of the checkpoints."""
+
+DAMAGED: Final = f"xxh3-128:{0:032x}"
+"""Digest of whatever is not what was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +113,7 @@ class SaveStorage:
         blob = self.files[path]
         # By half: no other checkpoint is as long, and a size that is wrong can be told from any.
         size_bytes = blob.size_bytes // 2 if cuts else blob.size_bytes
-        digest = f"xxh3-128:{0:032x}"
-        self.files[path] = replace(blob, digest=digest, size_bytes=size_bytes, is_damaged=True)
+        self.files[path] = replace(blob, digest=DAMAGED, size_bytes=size_bytes, is_damaged=True)
         self._happened(f"{path} is damaged")
 
     def _happened(self, what: str) -> None:

@@ -38,7 +38,7 @@ class SaveWorld:
         self.plan = plan
         self.storage = SaveStorage()
         one_file = plan.form in {Format.FILE, Format.FOREIGN}
-        self.looks = Looks(storage=self.storage, form=plan.form, digests=plan.renames and one_file)
+        self.looks = Looks(storage=self.storage, form=plan.form, is_local=plan.renames and one_file)
         self.checks = SaveChecks(self.storage, self.looks)
         self.story: list[str] = []
         self.staged = count(1)

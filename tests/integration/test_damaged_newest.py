@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""The newest checkpoint is damaged in one of six ways, and both ranks start from the one before."""
+"""The newest checkpoint is damaged, in many ways, and both ranks start from the one before."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ WAYS: dict[str, Callable[[bytes], bytes]] = {
     "zeros": lambda data: bytes(len(data)),
     "flipped": flipped,
     "page": lambda _data: PAGE,
+    "page of its length": lambda data: PAGE.ljust(len(data)),
     "longer": lambda data: data + data[:100],
 }
 CELLS = [(kind, way) for kind in ("local", "remote") for way in WAYS]
@@ -97,6 +98,31 @@ def test_both_ranks_start_from_the_one_before(
     kept = [path.read_bytes() for path in aside if path.suffix != ".json"]
     assert kept == [damaged]
     assert not (folder / "last-v1.ckpt").exists()
+
+
+@pytest.mark.parametrize("way", ["zeros", "flipped", "page of its length"])
+def test_a_path_that_names_a_damaged_one_is_the_same_error_on_both_ranks(
+    way: str, whole: bytes, warm_python: WarmPython, tmp_path: Path
+) -> None:
+    """Its manifest and its size are as they should be: found out while it is fetched, not moved."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    put(folder / "older.ckpt", whole, saved=whole, at_s=1.9e9)
+    put(folder / "a.ckpt", WAYS[way](whole), saved=whole, at_s=2e9)
+    url = f"faulty://{folder}"
+    job = Job(folder=url, resume=f"{url}/a.ckpt", steps=3, group_timeout_s=30.0)
+
+    with store_server() as port:
+        running = lightning_job.start(warm_python, job, tmp_path / "job", port=port)
+        reports = running.wait()
+
+    texts = {report["text"] for report in reports}
+    assert [report["error"] for report in reports] == ["JointError", "JointError"], running.told()
+    assert len(texts) == 1
+    assert "a.ckpt is not what was saved" in texts.pop()
+    # One of the two, which are on one node, has fetched it, and nobody has opened it besides.
+    assert len(running.plan.calls("open", name="a.ckpt")) == 1
+    assert (folder / "a.ckpt").read_bytes() == WAYS[way](whole)
 
 
 def test_where_all_are_damaged_in_storage_each_is_named(

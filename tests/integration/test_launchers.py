@@ -244,6 +244,7 @@ def test_all_ranks_start_from_one_checkpoint(case: Case, jobs: Jobs) -> None:
     }[case.resume]
     stage = "test" if case.resume == "best" else "fit"
     assert noted(started.home, stage) == [expected, expected], started.told()
-    # Looked at once, and fetched once to the node that both ranks are on.
+    # Fetched once to the node that both ranks are on. What was copied here has no manifest, and is
+    # looked at once before that; the best one is the job's own.
     name = expected[0].rpartition("/")[2]
-    assert len(started.plan.calls("open", name=name)) == 2
+    assert len(started.plan.calls("open", name=name)) == (1 if case.resume == "best" else 2)

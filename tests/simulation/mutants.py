@@ -1923,6 +1923,45 @@ _LOADS = (
         of_loads=True,
     ),
     Mutant(
+        name="rank 0 opens what its manifest stands for",
+        story="a few kilobytes cost nothing",
+        edits=(
+            _edit(
+                "core/resolution.py",
+                "    return not is_local and not is_doubted\n",
+                "    return False\n",
+            ),
+        ),
+        found_by=("I7",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="a manifest stands for what a load has found damaged as well",
+        story="it is what was saved",
+        edits=(
+            _edit(
+                "core/resolution.py",
+                "    return not is_local and not is_doubted\n",
+                "    return not is_local\n",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
+        name="the digest of all bytes is compared with nothing",
+        story="their manifest has said what they are",
+        edits=(
+            _edit(
+                "core/fetching.py",
+                "            _compare(difference(expected, saved=saved), shown)\n",
+                "",
+            ),
+        ),
+        found_by=("I9",),
+        of_loads=True,
+    ),
+    Mutant(
         name="what an earlier start has left is used as it is",
         story="it was checked when it was fetched",
         edits=(

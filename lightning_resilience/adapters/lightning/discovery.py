@@ -4,6 +4,9 @@
 
 Three answers, as everywhere: it is there, it is not there, and an exception where that cannot be
 told. Names keep the protocol of the directory that was asked for.
+
+A file in object storage is not opened where its manifest agrees with its size: one rank of each
+node reads it later, and compares every byte with the manifest that was seen here.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import errno
 import io
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -35,7 +38,13 @@ from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.fallback import judging
 from lightning_resilience.core.manifest import difference
 from lightning_resilience.core.pipeline import Step, carry_out
-from lightning_resilience.core.resolution import Found, Inspection, sort_names
+from lightning_resilience.core.resolution import (
+    Found,
+    Inspection,
+    described,
+    may_describe,
+    sort_names,
+)
 from lightning_resilience.core.shards import UNFINISHED, Form
 from lightning_resilience.core.verification import State, of_undescribed
 from lightning_resilience.errors import ConfigError, CorruptCheckpointError
@@ -50,6 +59,9 @@ if TYPE_CHECKING:
 
 
 __all__ = ["inspect", "look_for", "search", "verify"]
+
+_UNREADABLE: Final = (ConfigError, CorruptCheckpointError)
+"""What a manifest raises that is there and cannot be used."""
 
 
 def search(
@@ -108,7 +120,7 @@ def _marked(storage: Storage, token: CancelToken, candidate: Candidate) -> Candi
     """Return a candidate with what its manifest says."""
     try:
         manifest = read_manifest(storage.place(candidate.url), token)
-    except (ConfigError, CorruptCheckpointError):
+    except _UNREADABLE:
         # Why it cannot be loaded is said by whoever looks at it.
         return replace(candidate, is_marked=True)
     token.progress()
@@ -118,16 +130,25 @@ def _marked(storage: Storage, token: CancelToken, candidate: Candidate) -> Candi
 
 
 def inspect(
-    storage: Storage, token: CancelToken, *, url: str, also_state: bool = False
+    storage: Storage,
+    token: CancelToken,
+    *,
+    url: str,
+    also_state: bool = False,
+    is_doubted: bool = False,
 ) -> Inspection:
     """Look at one checkpoint, in our formats: whether it is there, and was written to its end.
+
+    One in object storage that has a manifest of its size is not opened.
 
     Args:
         storage: Clients of storage.
         token: Of the call.
         url: Where it is.
-        also_state: Whether to see as well if it holds more than weights; for one file, the record
-            that says so is read through.
+        also_state: Whether to see as well if it holds more than weights; of a file that is opened,
+            the record that says so is read through.
+        is_doubted: Whether a load of it has found damage: then it is opened whatever its manifest
+            says.
 
     Returns:
         What was seen; its size and digest, or why it cannot be loaded.
@@ -149,6 +170,17 @@ def inspect(
     if size_bytes == 0:
         return Inspection(path=url, size_bytes=0, rejected="it is empty")
     token.progress()
+    if may_describe(is_local=place.store.is_local, is_doubted=is_doubted):
+        seen = described(url, _readable_manifest(place, token), size_bytes=size_bytes)
+        if seen is not None:
+            return seen
+        token.progress()
+    return _look_inside(place, token, url, size_bytes=size_bytes, also_state=also_state)
+
+
+def _look_inside(
+    place: Place, token: CancelToken, url: str, *, size_bytes: int | None, also_state: bool
+) -> Inspection:
     with place.fs.open(place.path, "rb") as file:
         marked = MarkedFile(file, token)
         buffered = io.BufferedReader(marked)
@@ -174,8 +206,8 @@ def verify(
     Beside ``inspect``, it is compared with its manifest, or, where it has none, with the checksums
     of its archive: a local file is read through, once, at the speed of its disk; of what is
     elsewhere, and of directories, only sizes are compared, and the rest is checked while it is
-    fetched. What is found damaged is looked at
-    again, and has a mark where it was damaged both times and has not changed in between.
+    fetched. What is found damaged is looked at again, and has a mark where it was damaged both
+    times and has not changed in between.
 
     Args:
         storage: Clients of storage.
@@ -198,7 +230,7 @@ def verify(
         Step.INSPECT: lambda _: (
             _inspect_link(place, url)
             or (
-                inspect(storage, token, url=url, also_state=True)
+                inspect(storage, token, url=url, also_state=True, is_doubted=is_doubted)
                 if is_ours
                 else _inspect_foreign(place, url)
             )
@@ -207,6 +239,14 @@ def verify(
         Step.IDENTIFY: lambda _: identify(storage, url, token),
     }
     return carry_out(judging(), hands)
+
+
+def _readable_manifest(place: Place, token: CancelToken) -> Manifest | None:
+    try:
+        return read_manifest(place, token)
+    except _UNREADABLE:
+        # What is wrong with it is said by whoever compares the checkpoint with it.
+        return None
 
 
 def _inspect_link(place: Place, url: str) -> Inspection | None:

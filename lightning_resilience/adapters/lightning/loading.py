@@ -38,7 +38,7 @@ from lightning_resilience.adapters.object_store import find_info
 from lightning_resilience.adapters.private_filesystem import plain_url
 from lightning_resilience.adapters.staging import stage
 from lightning_resilience.adapters.storage import is_local
-from lightning_resilience.adapters.trees import PIECE_BYTES
+from lightning_resilience.adapters.trees import PIECE_BYTES, digest_of_open
 from lightning_resilience.core.evidence import redacted
 from lightning_resilience.core.fetching import Fetch, checking, examining, fetching
 from lightning_resilience.core.node_cache import cache_key, is_copied
@@ -266,7 +266,11 @@ class _Inside:
 
     def hands(self) -> dict[Fetch, Callable[[Any], object]]:
         """Return what carries out the steps that do so."""
-        return {Fetch.DIGEST: lambda _: self._digest(), Fetch.EXAMINE: lambda _: self._examine()}
+        return {
+            Fetch.DIGEST: lambda _: self._digest(),
+            Fetch.SUM: lambda _: self._sum(),
+            Fetch.EXAMINE: lambda _: self._examine(),
+        }
 
     def size_bytes(self) -> int:
         """Return its length."""
@@ -289,6 +293,10 @@ class _Inside:
                 if marked.error is not None:
                     raise marked.error from error
                 return "", f"it is damaged on this rank: {error}"
+
+    def _sum(self) -> str:
+        with self._open() as file:
+            return digest_of_open(file, self._token)[1]
 
     def _examine(self) -> None:
         with self._open() as file:

@@ -127,6 +127,13 @@ def test_only_what_is_damaged_twice_and_the_same_has_a_mark(
     assert judged(BAD, second, marks=marks) == replace(second, mark=mark)
 
 
+def test_what_its_manifest_stands_for_is_not_compared_once_more() -> None:
+    """Whoever has seen nothing else has nothing to compare."""
+    seen = replace(GOOD, saved="xxh3-128:00", is_committed=True)
+
+    assert judged(seen, differs="it was asked for") == seen
+
+
 def test_a_manifest_that_differs_rejects() -> None:
     """Whatever can be seen without it."""
     assert judged(GOOD, GOOD, differs="it is shorter").rejected == "it is shorter"

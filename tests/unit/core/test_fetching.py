@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 10.0
 SEEN = Inspection(path="s3://b/a.ckpt", size_bytes=4, digest="00")
+DESCRIBED = Inspection(path="s3://b/a.ckpt", size_bytes=4, saved="xxh3-128:00")
+"""What nobody has opened."""
 COPIED = {"": (4, "xxh3-128:00")}
 WAITING = ["now", "ask", "look", "take", "look", "now"]
 
@@ -40,6 +44,7 @@ class Node:
             Fetch.COPY: [COPIED],
             Fetch.FIND: [4],
             Fetch.DIGEST: [("00", "")],
+            Fetch.SUM: ["xxh3-128:00"],
             **{Fetch[name.upper()]: list(each) for name, each in answers.items()},
         }
 
@@ -208,6 +213,45 @@ def test_a_copy_that_differs_is_refused(answers: Any, error: type[Exception], sa
     """In what it differs is said; what may pass is an error of the filesystem."""
     with pytest.raises(error, match=said):
         Node(**answers).run(fetching.fetching(SEEN, may_ask=True, shown="a"))
+
+
+@pytest.mark.parametrize("manifest", [["it"], [None]], ids=["described here", "not here"])
+def test_a_copy_of_what_nobody_has_opened_is_compared_in_every_byte(manifest: list[Any]) -> None:
+    """By its digest, which is known already; nothing inside has more to say."""
+    node = Node(manifest=manifest)
+
+    node.run(fetching.fetching(DESCRIBED, may_ask=True, shown="a"))
+
+    compared = ["contents"] if manifest[0] else []
+    assert node.done == ["find", "manifest", "room", "copy", *compared]
+
+
+def test_nothing_but_the_bytes_that_rank_zero_has_chosen_is_taken() -> None:
+    """Whatever this node sees of the file and of its manifest; the length is always the same."""
+    chosen, other = "xxh3-128:00", "xxh3-128:11"
+    for here, saved in product((chosen, other), (chosen, other, None)):
+        is_damaged = saved not in {None, here}
+        damage = [CorruptCheckpointError("a bit")] if is_damaged else [None]
+        node = Node(copy=[{"": (4, here)}], manifest=[saved], contents=damage)
+
+        taken = contextlib.nullcontext()
+        is_other = pytest.raises(OSError, match="digest xxh3-128:11 here and xxh3-128:00 by the")
+        refused = pytest.raises(CorruptCheckpointError)
+        with refused if is_damaged else taken if here == chosen else is_other:
+            node.run(fetching.fetching(DESCRIBED, may_ask=True, shown="a"))
+
+
+@pytest.mark.parametrize("digest", ["xxh3-128:00", "xxh3-128:11"])
+def test_what_an_earlier_load_has_left_of_it_is_read_through(digest: str) -> None:
+    """Once; where a byte differs, it is not what rank 0 has chosen."""
+    node = Node(sum=[digest])
+    steps = fetching.examining(DESCRIBED, 4, is_described=False, shown="a")
+
+    is_it = digest == DESCRIBED.saved
+    with contextlib.nullcontext() if is_it else pytest.raises(OSError, match="has chosen"):
+        node.run(steps)
+
+    assert node.done == ["sum"]
 
 
 def test_a_file_that_is_read_where_it_is_is_checked_likewise() -> None:

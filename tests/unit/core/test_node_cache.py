@@ -111,6 +111,24 @@ def test_another_place_size_or_content_has_another_name() -> None:
     assert len(keys) == 8
 
 
+DIGESTS = st.sampled_from(["", "00", "01", "xxh3-128:00", "xxh3-128:01"])
+INSPECTIONS = st.builds(
+    Inspection, path=st.just(SEEN.path), size_bytes=st.integers(1, 2), digest=DIGESTS, saved=DIGESTS
+)
+
+
+@given(INSPECTIONS, INSPECTIONS)
+def test_no_two_contents_have_the_same_name(one: Inspection, other: Inspection) -> None:
+    """The digest of all bytes counts where it is known; and what has none shares with nobody."""
+    keys = [
+        cache_key(SEEN.path, expected=seen, common=common)
+        for seen, common in ((one, "one"), (other, "other"))
+    ]
+
+    stands = [(seen.size_bytes, seen.saved or seen.digest) for seen in (one, other)]
+    assert (keys[0] == keys[1]) == (stands[0] == stands[1] and bool(stands[0][1]))
+
+
 @pytest.mark.parametrize("known", [100, None])
 def test_a_file_of_another_length_is_not_used(known: int | None) -> None:
     """Where a length is known."""

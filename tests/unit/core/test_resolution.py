@@ -4,16 +4,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lightning_resilience.core.candidates import Candidate
+from lightning_resilience.core.manifest import Origin, manifest_of
 from lightning_resilience.core.resolution import (
     HPC_NAME,
     Found,
     Inspection,
     Search,
+    described,
     difference,
     last_name,
+    may_describe,
     refusal,
     searches,
     sort_names,
@@ -21,6 +26,7 @@ from lightning_resilience.core.resolution import (
 
 
 LAST = last_name("last", ".ckpt")
+SAVED, OTHER = (f"xxh3-128:{number:032x}" for number in (1, 2))
 
 
 def listed(*names: str) -> list[Candidate]:
@@ -171,6 +177,64 @@ def test_a_file_is_compared_by_size_and_digest(
     assert bool(said) == bool(text)
 
 
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        (SAVED, ""),
+        (OTHER, f"its bytes have digest {OTHER} here and {SAVED} by the manifest of rank 0"),
+        (None, ""),
+    ],
+)
+def test_a_file_that_nobody_has_opened_is_compared_by_all_its_bytes(
+    saved: str | None, said: str
+) -> None:
+    """Its table of contents, which nobody has seen, is compared with nothing."""
+    expected = Inspection(path="x", size_bytes=10, saved=SAVED)
+
+    assert difference(expected, size_bytes=10, digest="abc", saved=saved) == said
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+@pytest.mark.parametrize("is_doubted", [True, False])
+def test_a_manifest_stands_only_for_what_is_elsewhere_and_not_in_doubt(
+    is_local: Any, is_doubted: Any
+) -> None:
+    """A look at a local file shows more, and one that has failed to load was as its manifest."""
+    expected = not is_local and not is_doubted
+
+    assert may_describe(is_local=is_local, is_doubted=is_doubted) is expected
+
+
+def test_a_manifest_of_the_right_size_says_what_is_known_of_a_file() -> None:
+    """That it is committed, and whether a training can go on from it."""
+    for training in ("a training", ""):
+        manifest = manifest_of("a.ckpt", {"": (10, SAVED)}, Origin(training=training))
+
+        assert described("s3://b/a.ckpt", manifest, size_bytes=10) == Inspection(
+            path="s3://b/a.ckpt",
+            size_bytes=10,
+            saved=SAVED,
+            is_committed=True,
+            is_resumable=bool(training),
+        )
+
+
+@pytest.mark.parametrize("size_bytes", [9, 11, 0, None])
+def test_a_manifest_of_another_size_says_nothing(size_bytes: int | None) -> None:
+    """Nor does one where the storage tells no size."""
+    manifest = manifest_of("a.ckpt", {"": (10, SAVED)}, Origin())
+
+    assert described("s3://b/a.ckpt", manifest, size_bytes=size_bytes) is None
+
+
+@pytest.mark.parametrize("contents", [None, {"a": (10, SAVED)}, {"a": (4, SAVED), "b": (6, OTHER)}])
+def test_only_a_manifest_of_one_file_says_what_one_file_is(contents: Any) -> None:
+    """Not that of a directory which happens to be as long, and not the lack of any."""
+    manifest = None if contents is None else manifest_of("a.ckpt", contents, Origin())
+
+    assert described("s3://b/a.ckpt", manifest, size_bytes=10) is None
+
+
 def test_what_nobody_has_looked_at_is_not_compared() -> None:
     """A directory, or a format of the user's."""
-    assert difference(Inspection(path="x"), size_bytes=10, digest="") == ""
+    assert difference(Inspection(path="x"), size_bytes=10, digest="", saved=SAVED) == ""

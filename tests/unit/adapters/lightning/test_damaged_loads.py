@@ -19,7 +19,7 @@ from lightning_resilience.adapters.lightning.loading import TorchLoad, on_cpu
 from lightning_resilience.adapters.manifests import write_manifest
 from lightning_resilience.adapters.storage import Storage
 from lightning_resilience.adapters.trees import digest_of_open
-from lightning_resilience.core.manifest import Origin, manifest_of
+from lightning_resilience.core.manifest import Origin, manifest_of, manifest_path
 from lightning_resilience.core.outcome import FailureClass, classify
 from lightning_resilience.errors import CheckpointError, CorruptCheckpointError
 from tests.tokens import RecordingToken
@@ -73,10 +73,10 @@ def _no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "load", load)
 
 
-def saved() -> bytes:
+def saved(step: int = 4) -> bytes:
     """Return the bytes of a good checkpoint."""
     buffer = io.BytesIO()
-    torch.save({"values": VALUES, "step": 4}, buffer)
+    torch.save({"values": VALUES, "step": step}, buffer)
     return buffer.getvalue()
 
 
@@ -139,19 +139,65 @@ def test_a_damaged_checkpoint_is_refused(
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("described", [True, False], ids=["manifest", "no manifest"])
 def test_what_has_suffered_since_rank_zero_looked_is_refused(
-    where: str, how: str, storage: Storage, tmp_path: Path
+    described: bool,  # noqa: FBT001 - a parameter
+    where: str,
+    how: str,
+    storage: Storage,
+    tmp_path: Path,
 ) -> None:
     """On its way, or where it is: it is not what all ranks have agreed on."""
-    url = put(storage, where, saved(), tmp_path=tmp_path, described=False)
+    url = put(storage, where, saved(), tmp_path=tmp_path, described=described)
     seen = inspect(storage, RecordingToken(), url=url)
     damage(storage.place(url), how)
 
     with pytest.raises((CorruptCheckpointError, OSError)) as caught:
         load(storage, url, expected=seen)
 
-    # A bit of a tensor shows in no table of contents: that is its checksum's to find.
-    assert isinstance(caught.value, CorruptCheckpointError) is (how == "one flipped bit")
+    # A bit of a tensor shows in no table of contents: that is its checksum's to find. A manifest
+    # shows all.
+    is_damage = described or how == "one flipped bit"
+    assert isinstance(caught.value, CorruptCheckpointError) is is_damage
+
+
+@pytest.mark.parametrize("manifest", ["of the newer one", "none"])
+def test_one_that_was_saved_since_rank_zero_looked_is_not_taken(
+    manifest: str, storage: Storage, tmp_path: Path
+) -> None:
+    """It is as long and as good, and another one; a later look may find the chosen one."""
+    url = put(storage, "memory://", saved(), tmp_path=tmp_path, described=True)
+    seen = inspect(storage, RecordingToken(), url=url)
+    place = storage.place(url)
+    newer = saved(5)
+    assert (len(newer), seen.digest) == (seen.size_bytes, "")
+    put(storage, "memory://", newer, tmp_path=tmp_path, described=True)
+    if manifest == "none":
+        place.fs.rm_file(manifest_path(place.path))
+
+    with pytest.raises(OSError, match="not the checkpoint that rank 0 has chosen") as caught:
+        fetched(storage, seen, common="1")
+
+    assert classify(caught.value, reading=True).failure is FailureClass.TRANSIENT
+    assert list((tmp_path / "spool").rglob("*.ckpt")) == []
+    put(storage, "memory://", saved(), tmp_path=tmp_path, described=True)
+    assert fetched(storage, seen, common="2").read_bytes() == saved()
+
+
+def test_a_copy_of_an_older_one_of_that_name_and_length_is_not_taken(
+    storage: Storage, tmp_path: Path
+) -> None:
+    """Each has a name of its own in the cache."""
+    copies = {}
+    for step in (4, 5):
+        url = put(storage, "memory://", saved(step), tmp_path=tmp_path, described=True)
+        seen = inspect(storage, RecordingToken(), url=url)
+        copies[step] = fetched(storage, seen, common=str(step))
+
+    assert {step: path.read_bytes() for step, path in copies.items()} == {
+        4: saved(4),
+        5: saved(5),
+    }
 
 
 def fetched(storage: Storage, seen: Inspection, *, common: str) -> Path:
@@ -173,11 +219,15 @@ def fetched(storage: Storage, seen: Inspection, *, common: str) -> Path:
 
 
 @pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("described", [True, False], ids=["manifest", "no manifest"])
 def test_what_the_disk_of_a_node_has_changed_is_fetched_again(
-    how: str, storage: Storage, tmp_path: Path
+    described: bool,  # noqa: FBT001 - a parameter
+    how: str,
+    storage: Storage,
+    tmp_path: Path,
 ) -> None:
     """What an earlier start has left was good then, and is read through before it is used."""
-    url = put(storage, "memory://", saved(), tmp_path=tmp_path, described=False)
+    url = put(storage, "memory://", saved(), tmp_path=tmp_path, described=described)
     seen = inspect(storage, RecordingToken(), url=url)
     copy = fetched(storage, seen, common="1")
     copy.write_bytes(DAMAGES[how](copy.read_bytes()))
@@ -188,11 +238,15 @@ def test_what_the_disk_of_a_node_has_changed_is_fetched_again(
     assert again.read_bytes() == saved()
 
 
+@pytest.mark.parametrize("described", [True, False], ids=["manifest", "no manifest"])
 def test_what_an_earlier_start_has_left_is_not_fetched_again(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    described: bool,  # noqa: FBT001 - a parameter
+    storage: Storage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where it is what it was, the storage is asked for none of it."""
-    url = put(storage, "memory://", saved(), tmp_path=tmp_path, described=False)
+    url = put(storage, "memory://", saved(), tmp_path=tmp_path, described=described)
     seen = inspect(storage, RecordingToken(), url=url)
     copy = fetched(storage, seen, common="1")
 

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 LAST = last_name("last", ".ckpt")
 
 
-def checkpoint() -> bytes:
+def checkpoint(note: str = "") -> bytes:
     """Return a small checkpoint."""
     buffer = io.BytesIO()
-    torch.save({"step": 2}, buffer)
+    torch.save({"step": 2, "note": note * 100}, buffer)
     return buffer.getvalue()
 
 
@@ -261,7 +261,11 @@ def verified(url: str, *, is_ours: bool = True, is_doubted: bool = False) -> Ins
     return verify(storage(), RecordingToken(), url=url, is_ours=is_ours, is_doubted=is_doubted)
 
 
-ASKED = {"manifest_cat_file": 1, "info": 2, "open": 1, "ls": 2}
+ASKED = {
+    "described": {"manifest_cat_file": 1, "info": 1, "open": 0, "ls": 2},
+    "doubted": {"manifest_cat_file": 1, "info": 2, "open": 2, "ls": 2},
+    "undescribed": {"manifest_cat_file": 2, "info": 1, "open": 1, "ls": 1},
+}
 """How often each is asked about a good checkpoint; about a sharded one for the last."""
 SHARDS = {".metadata": b"m", "meta.pt": b"p", "__0_0.distcp": b"zero", "__1_0.distcp": b"one"}
 
@@ -302,6 +306,69 @@ def test_a_remote_file_is_compared_by_its_size(memory: str) -> None:
     assert same_size.rejected == ""
     assert "it has 28 bytes, 22 were saved" in another_size.rejected
     assert another_size.mark
+
+
+def test_a_remote_file_is_not_opened_where_its_manifest_stands_for_it(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a look at a path that was given, and at a candidate: what is in it the nodes will see."""
+    data = checkpoint()
+    url = saved(memory, {"": data})
+    fs = storage().place(url).fs
+
+    def refuse(*_args: object, **_options: object) -> None:
+        pytest.fail("it was opened")
+
+    monkeypatch.setattr(fs, "open", refuse)
+
+    expected = Inspection(path=url, size_bytes=len(data), saved=digest(data), is_committed=True)
+    assert inspect(storage(), RecordingToken(), url=url) == expected
+    assert verified(url) == expected
+
+
+def no_manifest(fs: Any) -> None:
+    """Remove it."""
+    fs.rm_file(manifest_path("/found/last.ckpt"))
+
+
+def torn_manifest(fs: Any) -> None:
+    """Leave the beginning of one."""
+    fs.pipe_file(manifest_path("/found/last.ckpt"), b'{"v": 1, ')
+
+
+def later_manifest(fs: Any) -> None:
+    """Leave one of a version that nobody knows."""
+    path = manifest_path("/found/last.ckpt")
+    fs.pipe_file(path, fs.cat_file(path).replace(b'"v":1', b'"v":2'))
+
+
+def another_size(fs: Any) -> None:
+    """Write another checkpoint, with the manifest of the first."""
+    fs.pipe_file("/found/last.ckpt", checkpoint("another one"))
+
+
+@pytest.mark.parametrize("change", [no_manifest, torn_manifest, later_manifest, another_size])
+def test_a_remote_file_is_opened_where_no_manifest_stands_for_it(
+    change: Callable[[Any], None], memory: str
+) -> None:
+    """Its table of contents is what the nodes compare with then."""
+    url = saved(memory, {"": checkpoint()})
+    change(storage().place(url).fs)
+
+    seen = inspect(storage(), RecordingToken(), url=url, also_state=True)
+
+    assert seen.digest
+    assert (seen.saved, seen.is_committed, seen.rejected) == ("", False, "")
+
+
+def test_what_is_local_or_has_failed_to_load_is_opened(memory: str, tmp_path: Path) -> None:
+    """Whatever its manifest says of its size."""
+    remote = verified(saved(memory, {"": checkpoint()}), is_doubted=True)
+    local = verified(saved(str(tmp_path), {"": checkpoint()}))
+
+    for seen in (remote, local):
+        assert seen.digest
+        assert (seen.saved, seen.is_committed) == ("", True)
 
 
 @pytest.mark.parametrize("is_described", [True, False])
@@ -465,7 +532,9 @@ def test_what_is_good_when_it_is_looked_at_again_is_taken(
 
 @pytest.mark.parametrize("operation", ["manifest_cat_file", "info", "open", "ls"])
 @pytest.mark.parametrize("number", range(1, 4))
+@pytest.mark.parametrize("kind", ASKED)
 def test_no_error_of_the_storage_makes_a_checkpoint_damaged(
+    kind: str,
     operation: str,
     number: int,
     faulty: Callable[..., str],
@@ -475,13 +544,15 @@ def test_no_error_of_the_storage_makes_a_checkpoint_damaged(
     """It is raised, wherever it comes, and asked again by who asks."""
     contents = SHARDS if operation == "ls" else {"": checkpoint()}
     url = saved(f"{faulty()}/{operation}", contents)
+    if kind == "undescribed":
+        Path(manifest_path(url.removeprefix("faulty://"))).unlink()
     rule = Rule(operations=(operation,), error="reset", first=number, last=number)
     plan = FaultPlan.write(tmp_path / "another-plan", rule)
     monkeypatch.setenv(VARIABLE, str(plan.folder))
 
-    is_asked = number <= ASKED[operation]
+    is_asked = number <= ASKED[kind][operation]
     with pytest.raises(ConnectionResetError) if is_asked else contextlib.nullcontext():
-        assert verified(url).rejected == ""
+        assert verified(url, is_doubted=kind == "doubted").rejected == ""
 
     struck = [call for call in plan.calls(operation) if call["struck"]]
     assert len(struck) == is_asked
