@@ -297,10 +297,13 @@ class _Waiting:
         """Return what a start may see of it, but for the parts of names that are random."""
         files = [path for path in self._path.rglob("*") if path.is_file()]
         read = [path for path in files if not _is_staged(str(path))]
-        return sorted(
-            (path.parent.name, path.suffix, xxhash.xxh3_128_hexdigest(path.read_bytes()))
-            for path in read
-        )
+        digests = [xxhash.xxh3_128_hexdigest(path.read_bytes()) for path in read]
+        return [
+            *sorted(
+                (path.parent.name, path.suffix, digest)
+                for path, digest in zip(read, digests, strict=True)
+            )
+        ]
 
     def steps(self) -> dict[str, int]:
         """Return the step of each checkpoint that is known to wait, by the name that it is to have.
