@@ -458,7 +458,7 @@ class Run:
                     told_s = now_s
                     console.print(line)
                 if now_s > began_s + 150:
-                    raise SystemExit(f"{line}. It should have ended. The logs are in {self.home}")
+                    raise SystemExit(f"{line}. {late(150)} The logs are in {self.home}")
                 time.sleep(0.2)
 
     @property
@@ -490,6 +490,12 @@ class Run:
     def reports(self) -> list[dict[str, Any]]:
         """The breakers' story as each rank read it at the end, by the name of the dependency."""
         return [json.loads(path.read_text()) for path in sorted(self.home.glob("breaker-*.json"))]
+
+
+def late(within_s: float) -> str:
+    """Say that a job has not ended, and whether this machine may be the reason."""
+    machine = f"This machine has {os.cpu_count()} cores and a load of {os.getloadavg()[0]:.1f}"
+    return f"It should have ended within {within_s:g} s. {machine}; a busy one takes longer."
 
 
 def load_steps(storage: Any, folder: str) -> dict[str, int | str]:  # noqa: ANN401 - as above

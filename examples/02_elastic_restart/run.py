@@ -109,7 +109,7 @@ class Run:
                 for node, agent in enumerate(agents):
                     self.look_at(node, agent)
                 if time.monotonic() > self.began_s + WITHIN_S:
-                    raise SystemExit(f"It should have ended. The logs are in {self.job.home}")
+                    raise SystemExit(f"{late(WITHIN_S)} The logs are in {self.job.home}")
         finally:
             for agent in agents:
                 agent.terminate()
@@ -170,6 +170,12 @@ class Run:
         reasons = [f"reason: {self.reasons[0]['reason']}"] if self.reasons else []
         title = f"--- {self.job.name}"
         return ["", title, *lines, f"restarts: {burnt}; status: {codes}{ill}", *reasons]
+
+
+def late(within_s: float) -> str:
+    """Say that a job has not ended, and whether this machine may be the reason."""
+    machine = f"This machine has {os.cpu_count()} cores and a load of {os.getloadavg()[0]:.1f}"
+    return f"It should have ended within {within_s:g} s. {machine}; a busy one takes longer."
 
 
 def free_port() -> int:
