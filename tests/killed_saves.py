@@ -305,16 +305,16 @@ class _Waiting:
             )
         ]
 
-    def steps(self) -> dict[str, int]:
+    def steps(self) -> dict[str, int | str]:
         """Return the step of each checkpoint that is known to wait, by the name that it is to have.
 
-        Its record is written last, so it is there as a whole.
+        Its record is written last, so it is there as a whole; or what is wrong with it is said.
         """
-        found = {}
+        found: dict[str, int | str] = {}
         for record in sorted(self._path.glob("*/*/unpublished/*.json")):
-            data = record.with_suffix(".checkpoint").read_bytes()
             name = json.loads(record.read_bytes())["path"].rpartition("/")[2]
-            found[name] = int(torch.load(io.BytesIO(data), weights_only=True)["global_step"])
+            file = record.with_suffix(".checkpoint")
+            found[name] = _step({name: file.read_bytes()}, name) if file.exists() else "it is gone"
         return found
 
 

@@ -72,7 +72,8 @@ def complaints(row: Row, *, newest: int) -> list[str]:
         row: What was found.
         newest: The step that the next start goes on from.
     """
-    wrong = [f"{name}: {step}" for name, step in row["found"].items() if isinstance(step, str)]
+    seen = [*row["found"].items(), *row["waits"].items()]
+    wrong = [f"{name}: {step}" for name, step in seen if isinstance(step, str)]
     if row["code"]:
         wrong.append(f"the next start failed: {row['log'][-2000:]}")
     elif row["started_at"] != newest:
@@ -104,7 +105,7 @@ def newest_of(row: Row) -> int:
     found = row["found"]
     last = [step for name, step in found.items() if name.startswith("last")]
     others = [found[name] for name in row["committed"] if name in found]
-    waiting = list(row["waits"].values())
+    waiting = [step for step in row["waits"].values() if isinstance(step, int)]
     return max(last + others + waiting or found.values(), default=0)
 
 
