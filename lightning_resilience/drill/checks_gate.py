@@ -25,6 +25,7 @@ from lightning_resilience.core.joining import JoinFailure
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.drill.checks_restarts import RecordChecks
+from lightning_resilience.drill.checks_rounds import RoundChecks
 from lightning_resilience.drill.observer import Observer
 from lightning_resilience.drill.restart_agent import DEPENDENCIES
 from lightning_resilience.drill.restart_plan import JOIN_S
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 __all__ = ["RESTART_CHECKS", "GateChecks"]
 
 RESTART_CHECKS: Final = {
-    "I3": ("RestartsEnd",),
+    "I3": ("RestartsEnd", "PromptRounds"),
     "I4": ("OneCharge", "HonestCharges", "BoundedRestarts", "KeptCharges"),
-    "I8": ("OneGo", "OneEnding", "OwnEnding", "OwnNumber", "SameStatus"),
-    "I10": ("ClosedGate", "HeldUpByNobody"),
+    "I8": ("OneGo", "OneEnding", "OwnEnding", "OwnNumber", "SameStatus", "OneRound"),
+    "I10": ("ClosedGate", "HeldUpByNobody", "WholeRound"),
 }
 """Names of the checks by promise."""
 
@@ -61,6 +62,7 @@ class GateChecks(Observer):
         world: The world.
 
     Attributes:
+        rounds: Who looks at what agents do in a round that is complete.
         observers: Who wants to be told of what happens in the world.
     """
 
@@ -73,7 +75,8 @@ class GateChecks(Observer):
         self._served_at_s: dict[Process, float] = {}
         self._knew: dict[Agent, int] = {}
         self._late_otherwise: set[Agent] = set()
-        self.observers = (self, self._records)
+        self.rounds = RoundChecks(world, self._records, is_hindered=self._is_hindered)
+        self.observers = (self, self._records, self.rounds)
 
     # What happens ---------------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class GateChecks(Observer):
         store = self._world.plan.store
         return bool(store.lost_requests or store.lost_answers or store.late_requests)
 
-    def _is_hindered(self, process: Process, *, since_s: float) -> bool:
+    def _is_hindered(self, process: Process, since_s: float) -> bool:
         """Tell whether something has hindered a process since: it stood still, or was cut off."""
         return bool(
             self._is_lossy
@@ -166,7 +169,7 @@ class GateChecks(Observer):
             if each.place == "gate"
             # Whoever has waited in vain as well has only just come back.
             and self._world.agenda.now_s - each.came_at_s > JOIN_S / 2
-            and not self._is_hindered(each.process, since_s=since_s)
+            and not self._is_hindered(each.process, since_s)
         ]
 
     def is_late(self, agent: Agent) -> None:
@@ -209,7 +212,7 @@ class GateChecks(Observer):
         raw = world.store.cells.values.get(key)
         stands = None if raw is None else decode(RestartRecord, raw, key=key).ending
         since_s = agent.came_at_s
-        if stands == ending or self._is_hindered(agent.process, since_s=since_s):
+        if stands == ending or self._is_hindered(agent.process, since_s):
             return
         what = f"{agent.process.name} leaves with {ending}, and the record says {stands}"
         self._records.fail("I8 SameStatus", what)

@@ -1811,6 +1811,74 @@ _RESTARTS = (
         found_by=("I4",),
         of_restarts=True,
     ),
+    Mutant(
+        name="a round that was given up is begun all the same",
+        story="there is a record, so there is a name",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    if not found.incarnation:\n        message = (\n",
+                "    if False:\n        message = (\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="node 0 names a round that the others have given up",
+        story="it is node 0 that names it",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    written = yield from create(ROUND_KEY, encode(record))\n"
+                "    return _named(written.raw)\n",
+                "    yield Set(ROUND_KEY, encode(record))\n    return record\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="who gives a round up takes its name away",
+        story="it has waited for long enough",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    written = yield from create(ROUND_KEY, encode(none))\n"
+                "    return _named(written.raw)\n",
+                "    yield Set(ROUND_KEY, encode(none))\n    return _named(encode(none))\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="each agent gives a round up for itself",
+        story="the others will find out",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    written = yield from create(ROUND_KEY, encode(none))\n"
+                "    return _named(written.raw)\n",
+                "    return _named(encode(none))\n",
+            ),
+        ),
+        found_by=("I3", "I8"),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="rounds are told apart by their number",
+        story="it grows",
+        edits=(
+            _edit(
+                "core/restart.py",
+                "    return before if is_static else workers\n",
+                "    return before if is_static else ''\n",
+            ),
+        ),
+        found_by=("I8", "I10"),
+        of_restarts=True,
+    ),
 )
 
 _LOADS = (
