@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""I3, I8 and I10: a complete round of the rendezvous has one end for all its nodes, and soon.
+"""I3, I4, I8 and I10: a complete round of the rendezvous has one end for all its nodes, and soon.
 
 ==================  ================================================================================
 check               what it raises for
 ==================  ================================================================================
 I3 PromptRounds     an agent that waits in a round for longer than it may, or once others have given
                     it up
+I4 HonestCharges    a loss of nodes that is charged, and all nodes of that start are there
 I8 OneRound         a round that some of its nodes begin in and others give up, a name of one that
                     is changed, or one that nodes of another round begin with
 I10 WholeRound      a round that is named before all its nodes have come to it
@@ -21,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from lightning_resilience.core.quota import Cause, RestartRecord
 from lightning_resilience.core.records import decode
 from lightning_resilience.core.restart import IncarnationRecord
 from lightning_resilience.drill.observer import Observer
@@ -31,6 +33,7 @@ from lightning_resilience.protocols.incarnation import ROUND_KEY
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lightning_resilience.core.quota import Charge
     from lightning_resilience.drill.checks_restarts import RecordChecks
     from lightning_resilience.drill.process import Process
     from lightning_resilience.drill.restart_agent import Agent
@@ -87,13 +90,17 @@ class RoundChecks(Observer):
         self._is_hindered = is_hindered
         self._rounds: dict[int, _Round] = {}
         self._names: dict[str, int] = {}
+        self._looked_at: set[str] = set()
         self._places: dict[Process, Place] = {}
         self._waits_since_s: dict[Process, float] = {}
 
     def wrote(self, now_s: float, process: Process, key: str, *, before: bytes | None) -> None:
-        """Look at a round that is named, or given up."""
+        """Look at a round that is named, or given up, and at what is charged for nodes."""
         del now_s
         raw = self._world.store.cells.values.get(key)
+        if raw is not None and key == self._world.keys("").restarts:
+            for each in decode(RestartRecord, raw, key=key).charges:
+                self._charged(process, each)
         if not key.endswith(ROUND_KEY) or raw is None:
             return
         record, place = decode(IncarnationRecord, raw, key=key), self._places[process]
@@ -108,6 +115,19 @@ class RoundChecks(Observer):
         if record.incarnation and missing:
             what = f"{process.name} has named round {place.number}, to which {sorted(missing)}"
             self._records.fail("I10 WholeRound", f"{what} of {place.nodes} have not come")
+
+    def _charged(self, process: Process, charge: Charge) -> None:
+        """Look whether a loss of nodes that costs something is one of nodes of that start."""
+        number = self._names.get(charge.incarnation)
+        if charge.cause != Cause.LEFT or number is None or charge.incarnation in self._looked_at:
+            return
+        self._looked_at.add(charge.incarnation)
+        start, members = self._world.starts[charge.incarnation], self._rounds[number].place.members
+        if not any(
+            not each.is_alive or self._is_hindered(each, start.began_at_s) for each in members
+        ):
+            what = f"{process.name} has charged {charge.incarnation} as left by nodes"
+            self._records.fail("I4 HonestCharges", f"{what}, and all of them are there")
 
     def comes(self, agent: Agent, place: Place) -> None:
         """Note that an agent has a place in a round that is complete."""

@@ -44,6 +44,7 @@ from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import (
     Dependency,
     Gate,
+    charge_missed,
     pass_first_gate,
     pass_gate,
 )
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from lightning_resilience.core.quota import Ending
     from lightning_resilience.core.restart import IncarnationRecord
     from lightning_resilience.drill.process import Process
+    from lightning_resilience.drill.restart_inner import Place
     from lightning_resilience.drill.restart_workers import Start
     from lightning_resilience.drill.restart_world import RestartWorld
     from lightning_resilience.ports import CancelToken
@@ -113,6 +115,8 @@ class Agent:
         self._restarts_left = world.plan.torch_restarts
         self._has_failed = self._is_called = False
         self._asked = 0
+        self._passed: tuple[Gate, GoRecord] | None = None
+        self._members: frozenset[Process] = frozenset()
 
     @property
     def status(self) -> int:
@@ -232,6 +236,7 @@ class Agent:
         gate = replace(self._gate(memory), left=left, is_failure=not self._is_called)
         passed = yield from pass_gate(gate)
         if isinstance(passed, GoRecord):
+            self._passed = gate, passed
             self.world.checks.passed(self, passed)
             self.world.passed()
         else:
@@ -297,6 +302,7 @@ class Agent:
             yield Sleep(late_s)
         checks.waits(self)
         try:
+            yield from self._look_who_is_here(place)
             found = yield from name_of_round(place, self._keys(""), before=before)
         except StoreError as error:
             checks.leaves(self, is_given_up=isinstance(error, RoundGivenUpError))
@@ -304,10 +310,16 @@ class Agent:
         checks.begins(self, found)
         self.part = Part(start=found, node=place.rank)
         yield from self._remember(found.incarnation)
-        self.over = found
+        self.over, self._members = found, place.members
         self._is_called = self._has_failed = False
         self.start = self.world.started(found.incarnation, place.nodes)
         self._is_at("works")
+
+    def _look_who_is_here(self, place: Place) -> Protocol[None]:
+        if self._passed is not None:
+            gate, go = self._passed
+            yield from charge_missed(gate, go, gone=len(self._members - place.members))
+        self._passed = None
 
     # While all is well ----------------------------------------------------------------------------
 

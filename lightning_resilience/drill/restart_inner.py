@@ -48,6 +48,7 @@ class Place:
     Args:
         rank: Which node of it.
         nodes: All its nodes, by number.
+        members: Their agents, as the rendezvous tells them apart.
         store: Prefix of the keys of the round's own store.
         workers: Address of the store that its node 0 has made for the workers.
         number: Which round of the job it is, whatever became of the store: for those who look.
@@ -55,6 +56,7 @@ class Place:
 
     rank: int
     nodes: tuple[int, ...]
+    members: frozenset[Process]
     store: str
     workers: str
     number: int
@@ -124,6 +126,7 @@ class Inner:
         return Place(
             rank=self._ranks[process],
             nodes=nodes,
+            members=frozenset(self._ranks),
             store=f"torch.rendezvous/{self._round}/",
             workers=f"host{nodes[0]}:{_FIRST_PORT + self._completed}",
             number=self._completed,

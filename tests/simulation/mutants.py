@@ -1867,6 +1867,19 @@ _RESTARTS = (
         of_restarts=True,
     ),
     Mutant(
+        name="nodes that come are charged as ones that have left",
+        story="the round is another one",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "    if gone and go.cause == Cause.GROWN.value:\n",
+                "    if go.cause == Cause.GROWN.value:\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
         name="rounds are told apart by their number",
         story="it grows",
         edits=(

@@ -142,6 +142,17 @@ def test_a_node_that_is_cut_off_from_a_complete_round_holds_nobody_up() -> None:
     assert any(given_up(run) for run in runs)
 
 
+def test_a_newcomer_that_is_killed_in_a_complete_round_costs_the_job_nothing() -> None:
+    """All nodes of the start that is over are there; another one was only about to come."""
+    plan = RestartPlan(restart=NO_QUOTA, fates=(LONG, LONG), arrivals=((0, 0.0), (1, 10.0)))
+    killed = Crash(at_s=20.0, ranks=(1,))
+
+    run = well(replace(plan, lags=((1, 60.0),), faults=(killed,)))
+
+    assert run.statuses == (0, -1)
+    assert given_up(run)
+
+
 def test_a_slow_store_takes_no_node_for_one_that_is_missed() -> None:
     """Each answer takes nearly as long as an agent waits for one."""
     run = well(replace(THREE, store=Store(latency_s=2.2)))
