@@ -5,8 +5,8 @@
 ==================  ================================================================================
 check               what it raises for
 ==================  ================================================================================
-I10 ClosedGate      an agent that joins before it was agreed, or while what the job shares is ill by
-                    the record
+I10 ClosedGate      an agent that joins before it was agreed, before the delay that was agreed is
+                    over, or while what the job shares is ill by the record
 I10 HeldUpByNobody  a time to join that runs out, or a job that ends, because others are at the gate
 I8 SameStatus       an agent that leaves with another status than the job has ended with
 I3 RestartsEnd      an agent that is still there long after the last fault
@@ -26,6 +26,7 @@ from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.drill.checks_restarts import RecordChecks
 from lightning_resilience.drill.checks_rounds import RoundChecks
+from lightning_resilience.drill.checks_stops import StopChecks
 from lightning_resilience.drill.observer import Observer
 from lightning_resilience.drill.restart_agent import DEPENDENCIES
 from lightning_resilience.drill.restart_plan import JOIN_S
@@ -45,7 +46,7 @@ __all__ = ["RESTART_CHECKS", "GateChecks"]
 
 RESTART_CHECKS: Final = {
     "I3": ("RestartsEnd", "PromptRounds"),
-    "I4": ("OneCharge", "HonestCharges", "BoundedRestarts", "KeptCharges"),
+    "I4": ("OneCharge", "HonestCharges", "BoundedRestarts", "KeptCharges", "BoundedStops"),
     "I8": ("OneGo", "OneEnding", "OwnEnding", "OwnNumber", "SameStatus", "OneRound"),
     "I10": ("ClosedGate", "HeldUpByNobody", "WholeRound"),
 }
@@ -75,8 +76,10 @@ class GateChecks(Observer):
         self._served_at_s: dict[Process, float] = {}
         self._knew: dict[Agent, int] = {}
         self._late_otherwise: set[Agent] = set()
+        self._told: dict[Agent, tuple[float, GoRecord]] = {}
         self.rounds = RoundChecks(world, self._records, is_hindered=self._is_hindered)
-        self.observers = (self, self._records, self.rounds)
+        stops = StopChecks(world, self._records)
+        self.observers = (self, self._records, self.rounds, stops)
 
     # What happens ---------------------------------------------------------------------------------
 
@@ -131,6 +134,7 @@ class GateChecks(Observer):
 
     def passed(self, agent: Agent, go: GoRecord) -> None:
         """Look at what an agent was told at the gate."""
+        self._told[agent] = (self._records.agreed_at_s.get(go.writer, _NEVER_S), go)
         self._records.passed(agent, go, since_s=agent.came_at_s)
 
     def joins(self, agent: Agent) -> None:
@@ -142,6 +146,10 @@ class GateChecks(Observer):
         who = agent.process.name
         if agent.over is not None and agent.over.incarnation not in self._records.gos:
             what = f"{who} joins, and nothing is agreed about {agent.over.incarnation}"
+            self._records.fail("I10 ClosedGate", what)
+        agreed_at_s, go = self._told.pop(agent, (_NEVER_S, None))
+        if go is not None and now_s - agreed_at_s < agent.process.host.clock.lasts_s(go.delay_s):
+            what = f"{who} joins {now_s - agreed_at_s:.3f} s after {go}"
             self._records.fail("I10 ClosedGate", what)
         store_s = agent.process.host.clock.lasts_s(self._world.plan.store.timeout_s)
         awake_since_s = self._hindered_at_s.get(agent.process, _NEVER_S)

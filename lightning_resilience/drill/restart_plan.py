@@ -34,6 +34,7 @@ _LARGE: Final = 0.04
 _UNEQUAL_CLOCKS: Final = 1.2
 _MANY: Final = 16
 _LONG: Final = 0.2
+_RARELY: Final = 0.04
 
 
 class FateKind(str, Enum):
@@ -188,6 +189,8 @@ def random_restarts(dice: SeededDice) -> RestartPlan:
         plan = _outlasted(chance, plan)
     elif chance.random() < _LONG:
         plan = _late(chance, plan)
+    elif chance.random() < _LONG:
+        plan = replace(plan, fates=_stops(chance, nodes))
     # So many may never be in the rendezvous at the same time where messages are lost.
     return plan if nodes < _MANY else replace(plan, store=given.Store(), launches=plan.launches % 2)
 
@@ -216,6 +219,20 @@ def _late(chance: Random, plan: RestartPlan) -> RestartPlan:
     )
     lost = given.StoreGone(at_s=chance.uniform(3, 20), for_s=1.0, comes_back_empty=True)
     return replace(plan, lags=lags, faults=(*plan.faults, *chance.choice(((), (), (lost,)))))
+
+
+def _stops(chance: Random, nodes: int) -> tuple[Fate, ...]:
+    """Let workers be told to stop at start after start, by who leaves their agents alone."""
+    others = chance.choice(((), (), tuple(FateKind)))
+    return tuple(
+        Fate(
+            kind=chance.choice((*others, *(FateKind.SIGNAL,) * len(FateKind))),
+            after_s=chance.choice((0.0, 2.0)),
+            node=chance.randrange(nodes),
+            saves=chance.random() < _RARELY,
+        )
+        for _ in range(chance.randint(4, 12))
+    )
 
 
 def _fate(chance: Random, nodes: int) -> Fate:

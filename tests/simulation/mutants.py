@@ -1729,6 +1729,19 @@ _RESTARTS = (
         of_restarts=True,
     ),
     Mutant(
+        name="nobody waits for the delay",
+        story="the gate has taken long enough",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "        yield Sleep(gate.memory.rest_s(go, now_s=seen_at_s))\n",
+                "",
+            ),
+        ),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
         name="who begins does not wait for what is ill",
         story="there is nothing to restart",
         edits=(
@@ -1890,6 +1903,65 @@ _RESTARTS = (
             ),
         ),
         found_by=("I8", "I10"),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="workers that are told to stop are restarted at once",
+        story="it is free",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "Cause.PREEMPTED: record.stops - 1}",
+                "Cause.PREEMPTED: 0}",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="the tenth stop in a row is restarted as soon as the second",
+        story="it is delayed, is it not",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "Cause.PREEMPTED: record.stops - 1}",
+                "Cause.PREEMPTED: min(1, record.stops - 1)}",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="only two stops in a row are counted",
+        story="the last one is known",
+        edits=(_edit("core/quota.py", "stops=aged.stops + 1,", "stops=min(2, aged.stops + 1),"),),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="each agent counts the same stop",
+        story="its workers were told to stop",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    if record.stopped == closed.incarnation:\n        return record\n",
+                "",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a stop clears the stops before it",
+        story="it is another start",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    is_new = has_progress or unchanged_s >= config.restart_window_s\n",
+                "    is_new = has_progress or unchanged_s >= 0\n",
+            ),
+        ),
+        found_by=("I4",),
         of_restarts=True,
     ),
 )

@@ -175,6 +175,40 @@ def test_an_agent_of_a_round_before_the_store_was_lost_has_no_part_in_a_later_on
     assert any("of 2 nodes" in line for line in run.story)
 
 
+# Workers that are told to stop at each start -----------------------------------------------------
+
+STOPPED = Fate(kind=FateKind.SIGNAL, after_s=1.0)
+
+
+def began_s(run: JobRun[RestartPlan]) -> list[float]:
+    """Return when the starts of a job began."""
+    return [float(line.split()[0]) for line in run.story if " start " in line]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_that_are_told_to_stop_at_each_start_are_no_storm(seed: int) -> None:
+    """It costs nothing, and in a minute there are ever fewer starts."""
+    run = well(replace(THREE, restart=NO_QUOTA, fates=(STOPPED,) * 20), seed)
+
+    began = began_s(run)
+    assert run.statuses == (0, 0, 0)
+    assert len(began) == 21
+    # A start takes 3 s at least, and so do twenty of them.
+    assert began[-1] - began[0] > 100.0
+    assert began[-1] - began[-7] > began[6] - began[0]
+
+
+def test_workers_that_are_told_to_stop_after_progress_are_restarted_at_once() -> None:
+    """However often: the job gets further in between."""
+    saving, idle = (replace(STOPPED, after_s=4.0, saves=saves) for saves in (True, False))
+    jobs = [replace(THREE, restart=NO_QUOTA, fates=(fate,) * 12) for fate in (saving, idle)]
+
+    further, not_further = (began_s(well(job)) for job in jobs)
+
+    assert len(further) == len(not_further) == 13
+    assert further[-1] - further[0] < (not_further[-1] - not_further[0]) - 20.0
+
+
 # What must come of it -----------------------------------------------------------------------------
 
 
