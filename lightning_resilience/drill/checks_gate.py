@@ -202,6 +202,9 @@ class GateChecks(Observer):
         if failure is JoinFailure.UNREACHABLE:
             # Whoever has waited for others as long as it may has the same reason to give up.
             is_held = max(agent.gated_s, self._stay_s(agent)) > JOIN_S / 2
+            # Who has stood still at the gate was not held up by that.
+            stood_s = self._world.agenda.now_s - self._hindered_at_s.get(agent.process, _NEVER_S)
+            is_held = is_held and stood_s > JOIN_S
             if is_held and silent_s < JOIN_S / 2 and agent.joining_s < JOIN_S * 0.75:
                 what = f"{agent.process.name} ends the job, and had an answer {silent_s:.1f} s ago"
                 self._records.fail("I10 HeldUpByNobody", what)

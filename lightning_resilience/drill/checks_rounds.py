@@ -91,6 +91,7 @@ class RoundChecks(Observer):
         self._rounds: dict[int, _Round] = {}
         self._names: dict[str, int] = {}
         self._looked_at: set[str] = set()
+        self._gone: set[tuple[int, Process]] = set()
         self._places: dict[Process, Place] = {}
         self._waits_since_s: dict[Process, float] = {}
 
@@ -123,8 +124,12 @@ class RoundChecks(Observer):
             return
         self._looked_at.add(charge.incarnation)
         start, members = self._world.starts[charge.incarnation], self._rounds[number].place.members
+        # Who has come to the round, and could not ask for its name, has no part in the start.
         if not any(
-            not each.is_alive or self._is_hindered(each, start.began_at_s) for each in members
+            not each.is_alive
+            or (number, each) in self._gone
+            or self._is_hindered(each, start.began_at_s)
+            for each in members
         ):
             what = f"{process.name} has charged {charge.incarnation} as left by nodes"
             self._records.fail("I4 HonestCharges", f"{what}, and all of them are there")
@@ -162,6 +167,7 @@ class RoundChecks(Observer):
         place = self._places[agent.process]
         there = self._rounds[place.number]
         self._is_prompt(agent, there)
+        self._gone.add((place.number, agent.process))
         if not is_given_up:
             return
         self._world.tell(agent.process.name, f"finds round {place.number} given up")
