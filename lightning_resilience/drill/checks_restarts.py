@@ -159,7 +159,8 @@ class RecordChecks(Observer):
         own = "" if part is None else part.start.incarnation
         for each in world.living:
             start = each.start if each.place == "works" else None
-            if start is None or start.incarnation == own:
+            # One that is over has workers only of agents that stand still, and have not seen that.
+            if start is None or start.incarnation in {own, *self.gos}:
                 continue
             for_s = world.agenda.now_s - start.began_at_s
             # With the store all agents have lost what it said of the start.
