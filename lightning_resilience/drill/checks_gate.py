@@ -30,6 +30,7 @@ from lightning_resilience.drill.checks_stops import StopChecks
 from lightning_resilience.drill.observer import Observer
 from lightning_resilience.drill.restart_agent import DEPENDENCIES
 from lightning_resilience.drill.restart_plan import JOIN_S
+from lightning_resilience.drill.scenario import StoreGone, StorePartition
 
 
 if TYPE_CHECKING:
@@ -205,7 +206,8 @@ class GateChecks(Observer):
             # Who has stood still at the gate was not held up by that.
             stood_s = self._world.agenda.now_s - self._hindered_at_s.get(agent.process, _NEVER_S)
             is_held = is_held and stood_s > JOIN_S
-            if is_held and silent_s < JOIN_S / 2 and agent.joining_s < JOIN_S * 0.75:
+            tries_s = agent.joining_s + self._apart_s(agent.process.rank)
+            if is_held and silent_s < JOIN_S / 2 and tries_s < JOIN_S * 0.75:
                 what = f"{agent.process.name} ends the job, and had an answer {silent_s:.1f} s ago"
                 self._records.fail("I10 HeldUpByNobody", what)
             return
@@ -214,6 +216,15 @@ class GateChecks(Observer):
         if held:
             what = f"{agent.process.name} ends the job, and {held} are at the gate"
             self._records.fail("I10 HeldUpByNobody", what)
+
+    def _apart_s(self, node: int) -> float:
+        """Return for how long a node may have been without a store that it has asked, at most."""
+        return sum(
+            each.for_s
+            for each in self._world.plan.faults
+            if isinstance(each, StoreGone)
+            or (isinstance(each, StorePartition) and node in each.hosts)
+        )
 
     def leaves(self, agent: Agent, ending: Ending) -> None:
         """Look whether an agent leaves with what the job has ended with."""
