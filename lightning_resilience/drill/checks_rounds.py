@@ -56,6 +56,7 @@ class _Round:
 
     Args:
         place: Of one of its nodes.
+        since_s: When the first of its nodes has found it complete, on the virtual clock.
         came: Nodes that have come to it.
         named: With what its nodes begin; empty before the first.
         named_at_s: When the first of them began, on the virtual clock.
@@ -63,6 +64,7 @@ class _Round:
     """
 
     place: Place
+    since_s: float
     came: set[int] = field(default_factory=set)
     named: str = ""
     named_at_s: float = _NEVER_S
@@ -123,13 +125,13 @@ class RoundChecks(Observer):
         if charge.cause != Cause.LEFT or number is None or charge.incarnation in self._looked_at:
             return
         self._looked_at.add(charge.incarnation)
-        start, members = self._world.starts[charge.incarnation], self._rounds[number].place.members
+        there = self._rounds[number]
         # Who has come to the round, and could not ask for its name, has no part in the start.
         if not any(
             not each.is_alive
             or (number, each) in self._gone
-            or self._is_hindered(each, start.began_at_s)
-            for each in members
+            or self._is_hindered(each, there.since_s)
+            for each in there.place.members
         ):
             what = f"{process.name} has charged {charge.incarnation} as left by nodes"
             self._records.fail("I4 HonestCharges", f"{what}, and all of them are there")
@@ -137,7 +139,7 @@ class RoundChecks(Observer):
     def comes(self, agent: Agent, place: Place) -> None:
         """Note that an agent has a place in a round that is complete."""
         self._places[agent.process] = place
-        self._rounds.setdefault(place.number, _Round(place))
+        self._rounds.setdefault(place.number, _Round(place, self._world.agenda.now_s))
 
     def waits(self, agent: Agent) -> None:
         """Note that an agent says that it is there, and waits for the others."""
