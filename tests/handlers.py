@@ -50,14 +50,18 @@ class Handlers:
         self.made: list[ResilientHandler] = []
 
     def make(
-        self, port: int, *, run_id: str = "job", nodes: tuple[int, int] = (1, 1), **conf: Any
+        self,
+        port: int,
+        *,
+        run_id: str = "job",
+        nodes: tuple[int, int] = (1, 1),
+        host: str = "127.0.0.1",
+        **conf: Any,
     ) -> ResilientHandler:
-        """Make one as torch's launcher does; it asks for nothing yet."""
+        """Make one as torch's launcher does on a host; it asks for nothing yet."""
         options = {name: value for name, value in {**CONF, **conf}.items() if value is not None}
         handler = create_handler(
-            RendezvousParameters(
-                BACKEND, f"127.0.0.1:{port}", run_id, *nodes, "127.0.0.1", **options
-            )
+            RendezvousParameters(BACKEND, f"127.0.0.1:{port}", run_id, *nodes, host, **options)
         )
         self.made.append(handler)
         return handler

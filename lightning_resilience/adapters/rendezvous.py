@@ -272,14 +272,14 @@ class ResilientHandler(RendezvousHandler):
         store = self._connection.store()
         before = "" if self._round is None else self._round.incarnation
         # Order: before the round is named, so that all read an end that follows, and none waits.
-        self._look_who_is_here(store)
+        here = self._look_who_is_here(store)
         names = self._connection.names(info, before=before)
         found = name_of_round(info, store, names, options=self._options, before=before)
         # Order: its number first, for who leaves at the next look; the round last, for who fails in
         # it, and would tell at the gate how other workers have ended as if they were of this start.
         self._part = Part(start=found, node=info.rank)
         memory = self._remember(found.incarnation)
-        self._round, self._is_called = found, False
+        self._round, self._members, self._is_called = found, here, False
         self._watching = Watching(
             self._connection, self._options, memory=memory, begun=found, dice=self._dice
         )
@@ -288,13 +288,14 @@ class ResilientHandler(RendezvousHandler):
             incarnation=found.incarnation, store=url, site_store=self._options.site_store
         )
 
-    def _look_who_is_here(self, store: AgentStore) -> None:
-        """Have nodes charged that have left, and were not missed at the gate."""
-        before, here = self._members, within.members(self._connection.handler())
+    def _look_who_is_here(self, store: AgentStore) -> frozenset[tuple[str, int]]:
+        """Have nodes of the last start charged that have left, and were not missed at the gate."""
+        here = within.members(self._connection.handler())
         if self._passed is not None:
             gate, go = self._passed
-            store.run(charge_missed(gate, go, gone=len(before - here)))
-        self._members, self._passed = here, None
+            store.run(charge_missed(gate, go, gone=len(self._members - here)))
+        self._passed = None
+        return here
 
     # While all is well ----------------------------------------------------------------------------
 

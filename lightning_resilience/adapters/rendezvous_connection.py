@@ -31,6 +31,7 @@ from lightning_resilience.adapters.site_store import open_site
 from lightning_resilience.adapters.worker_environment import WorkerEnvironment
 from lightning_resilience.core.incident import is_stop
 from lightning_resilience.core.joining import JoinFailure, foreign_text
+from lightning_resilience.core.restart import mark_of_round
 from lightning_resilience.errors import CorruptRecordError, StoreError
 from lightning_resilience.protocols.circuit_memory import KnownSite
 from lightning_resilience.protocols.incarnation import RoundGivenUpError
@@ -193,14 +194,9 @@ class Connection:
         return AgentStore(store, run_id=self.run_id)
 
     def _mark_of(self, info: RendezvousInfo, before: str) -> str:
-        """Return what only the agents of this very round have in common."""
-        if self._options.inner == "static":
-            # All its rounds have one store; its agents have had part in the same ones.
-            return before
-        # Rounds are counted from 0 again in a store that came back empty, and an agent of an older
-        # one may still write there. The store for the workers is another one in each round.
         workers = info.bootstrap_store_info
-        return "" if workers is None else f"{workers.master_addr}:{workers.master_port}"
+        address = "" if workers is None else f"{workers.master_addr}:{workers.master_port}"
+        return mark_of_round(address, before=before, is_static=self._options.inner == "static")
 
     @property
     def _address(self) -> tuple[str, int] | None:

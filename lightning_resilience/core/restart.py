@@ -44,6 +44,7 @@ __all__ = [
     "first_contact_s",
     "incarnation_of",
     "lost",
+    "mark_of_round",
     "missed",
     "next_incarnation",
     "restart_delay_s",
@@ -174,6 +175,22 @@ def incarnation_of(before: str, *, nodes: int, nonce: str) -> IncarnationRecord:
     return IncarnationRecord(
         incarnation=next_incarnation(before, nonce=nonce), nodes=nodes, writer=nonce
     )
+
+
+def mark_of_round(workers: str, *, before: str, is_static: bool) -> str:
+    """Return what only the agents of one very round of the rendezvous have in common.
+
+    Rounds are counted from 0 again in a store that came back empty, and an agent of an older one
+    may still write there. The store for the workers is another one in each round. All rounds of a
+    static rendezvous have one store; its agents have had part in the same starts.
+
+    Args:
+        workers: Address of the store that node 0 has made for the workers of this round; empty
+            where there is none.
+        before: The incarnation before, as this agent knows it; empty for the first.
+        is_static: Whether all rounds of the rendezvous have one store.
+    """
+    return before if is_static else workers
 
 
 def lost(over: IncarnationRecord | None, there: int | None) -> int:

@@ -5,8 +5,8 @@
 ==================  ================================================================================
 check               what it raises for
 ==================  ================================================================================
-I10 ClosedGate      an agent that joins before it was agreed, or while what the job shares is ill by
-                    the record
+I10 ClosedGate      an agent that joins before it was agreed, before the delay that was agreed is
+                    over, or while what the job shares is ill by the record
 I10 HeldUpByNobody  a time to join that runs out, or a job that ends, because others are at the gate
 I8 SameStatus       an agent that leaves with another status than the job has ended with
 I3 RestartsEnd      an agent that is still there long after the last fault
@@ -25,9 +25,12 @@ from lightning_resilience.core.joining import JoinFailure
 from lightning_resilience.core.quota import RestartRecord
 from lightning_resilience.core.records import BreakerRecord, decode
 from lightning_resilience.drill.checks_restarts import RecordChecks
+from lightning_resilience.drill.checks_rounds import RoundChecks
+from lightning_resilience.drill.checks_stops import StopChecks
 from lightning_resilience.drill.observer import Observer
 from lightning_resilience.drill.restart_agent import DEPENDENCIES
 from lightning_resilience.drill.restart_plan import JOIN_S
+from lightning_resilience.drill.scenario import StoreGone, StorePartition
 
 
 if TYPE_CHECKING:
@@ -43,10 +46,10 @@ if TYPE_CHECKING:
 __all__ = ["RESTART_CHECKS", "GateChecks"]
 
 RESTART_CHECKS: Final = {
-    "I3": ("RestartsEnd",),
-    "I4": ("OneCharge", "HonestCharges", "BoundedRestarts", "KeptCharges"),
-    "I8": ("OneGo", "OneEnding", "OwnEnding", "OwnNumber", "SameStatus"),
-    "I10": ("ClosedGate", "HeldUpByNobody"),
+    "I3": ("RestartsEnd", "PromptRounds"),
+    "I4": ("OneCharge", "HonestCharges", "BoundedRestarts", "KeptCharges", "BoundedStops"),
+    "I8": ("OneGo", "OneEnding", "OwnEnding", "OwnNumber", "SameStatus", "OneRound"),
+    "I10": ("ClosedGate", "HeldUpByNobody", "WholeRound"),
 }
 """Names of the checks by promise."""
 
@@ -61,6 +64,7 @@ class GateChecks(Observer):
         world: The world.
 
     Attributes:
+        rounds: Who looks at what agents do in a round that is complete.
         observers: Who wants to be told of what happens in the world.
     """
 
@@ -73,7 +77,10 @@ class GateChecks(Observer):
         self._served_at_s: dict[Process, float] = {}
         self._knew: dict[Agent, int] = {}
         self._late_otherwise: set[Agent] = set()
-        self.observers = (self, self._records)
+        self._told: dict[Agent, tuple[float, GoRecord]] = {}
+        self.rounds = RoundChecks(world, self._records, is_hindered=self._is_hindered)
+        stops = StopChecks(world, self._records)
+        self.observers = (self, self._records, self.rounds, stops)
 
     # What happens ---------------------------------------------------------------------------------
 
@@ -113,7 +120,7 @@ class GateChecks(Observer):
         store = self._world.plan.store
         return bool(store.lost_requests or store.lost_answers or store.late_requests)
 
-    def _is_hindered(self, process: Process, *, since_s: float) -> bool:
+    def _is_hindered(self, process: Process, since_s: float) -> bool:
         """Tell whether something has hindered a process since: it stood still, or was cut off."""
         return bool(
             self._is_lossy
@@ -128,6 +135,7 @@ class GateChecks(Observer):
 
     def passed(self, agent: Agent, go: GoRecord) -> None:
         """Look at what an agent was told at the gate."""
+        self._told[agent] = (self._records.agreed_at_s.get(go.writer, _NEVER_S), go)
         self._records.passed(agent, go, since_s=agent.came_at_s)
 
     def joins(self, agent: Agent) -> None:
@@ -139,6 +147,10 @@ class GateChecks(Observer):
         who = agent.process.name
         if agent.over is not None and agent.over.incarnation not in self._records.gos:
             what = f"{who} joins, and nothing is agreed about {agent.over.incarnation}"
+            self._records.fail("I10 ClosedGate", what)
+        agreed_at_s, go = self._told.pop(agent, (_NEVER_S, None))
+        if go is not None and now_s - agreed_at_s < agent.process.host.clock.lasts_s(go.delay_s):
+            what = f"{who} joins {now_s - agreed_at_s:.3f} s after {go}"
             self._records.fail("I10 ClosedGate", what)
         store_s = agent.process.host.clock.lasts_s(self._world.plan.store.timeout_s)
         awake_since_s = self._hindered_at_s.get(agent.process, _NEVER_S)
@@ -166,7 +178,7 @@ class GateChecks(Observer):
             if each.place == "gate"
             # Whoever has waited in vain as well has only just come back.
             and self._world.agenda.now_s - each.came_at_s > JOIN_S / 2
-            and not self._is_hindered(each.process, since_s=since_s)
+            and not self._is_hindered(each.process, since_s)
         ]
 
     def is_late(self, agent: Agent) -> None:
@@ -191,7 +203,11 @@ class GateChecks(Observer):
         if failure is JoinFailure.UNREACHABLE:
             # Whoever has waited for others as long as it may has the same reason to give up.
             is_held = max(agent.gated_s, self._stay_s(agent)) > JOIN_S / 2
-            if is_held and silent_s < JOIN_S / 2 and agent.joining_s < JOIN_S * 0.75:
+            # Who has stood still at the gate was not held up by that.
+            stood_s = self._world.agenda.now_s - self._hindered_at_s.get(agent.process, _NEVER_S)
+            is_held = is_held and stood_s > JOIN_S
+            tries_s = agent.joining_s + self._apart_s(agent.process.rank)
+            if is_held and silent_s < JOIN_S / 2 and tries_s < JOIN_S * 0.75:
                 what = f"{agent.process.name} ends the job, and had an answer {silent_s:.1f} s ago"
                 self._records.fail("I10 HeldUpByNobody", what)
             return
@@ -201,6 +217,15 @@ class GateChecks(Observer):
             what = f"{agent.process.name} ends the job, and {held} are at the gate"
             self._records.fail("I10 HeldUpByNobody", what)
 
+    def _apart_s(self, node: int) -> float:
+        """Return for how long a node may have been without a store that it has asked, at most."""
+        return sum(
+            each.for_s
+            for each in self._world.plan.faults
+            if isinstance(each, StoreGone)
+            or (isinstance(each, StorePartition) and node in each.hosts)
+        )
+
     def leaves(self, agent: Agent, ending: Ending) -> None:
         """Look whether an agent leaves with what the job has ended with."""
         self._knows(agent)
@@ -209,7 +234,7 @@ class GateChecks(Observer):
         raw = world.store.cells.values.get(key)
         stands = None if raw is None else decode(RestartRecord, raw, key=key).ending
         since_s = agent.came_at_s
-        if stands == ending or self._is_hindered(agent.process, since_s=since_s):
+        if stands == ending or self._is_hindered(agent.process, since_s):
             return
         what = f"{agent.process.name} leaves with {ending}, and the record says {stands}"
         self._records.fail("I8 SameStatus", what)

@@ -56,12 +56,14 @@ class RecordChecks(Observer):
 
     Attributes:
         gos: What was agreed, by incarnation.
+        agreed_at_s: When that was, by the nonce of who wrote it.
         emptied_at_s: When the store has lost everything last.
         heeded: Starts after whose end the job was started again by a scheduler.
     """
 
     def __init__(self, world: RestartWorld) -> None:
         self.gos: dict[str, GoRecord] = {}
+        self.agreed_at_s: dict[str, float] = {}
         self.emptied_at_s = float("-inf")
         self.heeded: set[str] = set()
         self._world = world
@@ -157,7 +159,8 @@ class RecordChecks(Observer):
         own = "" if part is None else part.start.incarnation
         for each in world.living:
             start = each.start if each.place == "works" else None
-            if start is None or start.incarnation == own:
+            # One that is over has workers only of agents that stand still, and have not seen that.
+            if start is None or start.incarnation in {own, *self.gos}:
                 continue
             for_s = world.agenda.now_s - start.began_at_s
             # With the store all agents have lost what it said of the start.
@@ -197,6 +200,7 @@ class RecordChecks(Observer):
         if not is_new:
             self.fail("I8 OneGo", f"what was agreed after {incarnation} was changed to {go}")
         self.gos[incarnation] = go
+        self.agreed_at_s[go.writer] = now_s
         incident = self._incident(incarnation)
         start = self._world.starts.get(incarnation)
         # Who is called by nodes that come may be just before whoever tells of a failure.

@@ -18,8 +18,9 @@ from lightning_resilience.core.outcome import classify
 from lightning_resilience.core.restart import GoRecord, first_contact_s, missed
 from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.drill.process import Operation
-from lightning_resilience.drill.restart_inner import JoinFailedError, in_round
-from lightning_resilience.drill.restart_plan import GRACE_S, JOIN_S
+from lightning_resilience.drill.restart_inner import JoinFailedError
+from lightning_resilience.drill.restart_plan import JOIN_S
+from lightning_resilience.drill.restart_round import join, name_of_round
 from lightning_resilience.drill.restart_watch import RENDEZVOUS_KEY, AgentWatch
 from lightning_resilience.drill.restart_workers import WORKERS_PER_NODE
 from lightning_resilience.drill.storage_model import Request
@@ -35,10 +36,7 @@ from lightning_resilience.protocols.effects import (
 )
 from lightning_resilience.protocols.incarnation import (
     Part,
-    announce,
-    name_for,
-    name_round,
-    read_name,
+    RoundGivenUpError,
     take_leave,
 )
 from lightning_resilience.protocols.incident import publish_incident
@@ -46,11 +44,11 @@ from lightning_resilience.protocols.probe import Patience
 from lightning_resilience.protocols.restart import (
     Dependency,
     Gate,
+    charge_missed,
     pass_first_gate,
     pass_gate,
 )
 from lightning_resilience.protocols.restart_record import Memory
-from lightning_resilience.protocols.transform import transform
 
 
 if TYPE_CHECKING:
@@ -69,7 +67,6 @@ __all__ = ["DEPENDENCIES", "Agent"]
 
 DEPENDENCIES: Final = ("drill://storage:read", "drill://storage:write")
 
-_POLL_S: Final = 1.0
 _MONITOR_S: Final = 2.0
 
 
@@ -118,6 +115,8 @@ class Agent:
         self._restarts_left = world.plan.torch_restarts
         self._has_failed = self._is_called = False
         self._asked = 0
+        self._passed: tuple[Gate, GoRecord] | None = None
+        self._members: frozenset[Process] = frozenset()
 
     @property
     def status(self) -> int:
@@ -182,8 +181,7 @@ class Agent:
         self._is_at("joins")
         self.world.checks.joins(self)
         try:
-            place = yield from self._join()
-            yield from self._enter(place)
+            yield from self._enter()
         except StoreError:
             yield from self._pause(joining, JoinFailure.UNREACHABLE)
             return False
@@ -238,6 +236,7 @@ class Agent:
         gate = replace(self._gate(memory), left=left, is_failure=not self._is_called)
         passed = yield from pass_gate(gate)
         if isinstance(passed, GoRecord):
+            self._passed = gate, passed
             self.world.checks.passed(self, passed)
             self.world.passed()
         else:
@@ -292,39 +291,35 @@ class Agent:
 
     # Joining --------------------------------------------------------------------------------------
 
-    def _join(self) -> Protocol[Place]:
-        inner = self.world.inner
-        yield Get(RENDEZVOUS_KEY)
-        inner.leave(self.process)
-        began_at_s: float = yield Now()
-        now_s = began_at_s
-        while now_s - began_at_s < JOIN_S:
-            yield Get(RENDEZVOUS_KEY)
-            place = inner.look(self.process)
-            if place is not None:
-                return place
-            yield Sleep(_POLL_S)
-            now_s = yield Now()
-        inner.leave(self.process)
-        raise JoinFailedError(JoinFailure.LATE)
-
-    def _enter(self, place: Place) -> Protocol[None]:
+    def _enter(self) -> Protocol[None]:
+        place = yield from join(self.world.inner, self.process)
         before = "" if self.over is None else self.over.incarnation
-        if place.rank == 0:
-            mine = yield from name_for(nodes=len(place.nodes), before=before)
-            yield from announce(self._keys(""), mine)
-            found = yield from transform(name_round(mine), in_round(place.store))
-            yield from announce(self._keys(""), found)
-        else:
-            now_s: float = yield Now()
-            reading = read_name(deadline_at_s=now_s + GRACE_S)
-            found = yield from transform(reading, in_round(place.store))
+        checks = self.world.checks.rounds
+        checks.comes(self, place)
+        late_s = self.world.late_s(self.process.rank)
+        if late_s:
+            # Its signs of life are another thread's.
+            yield Sleep(late_s)
+        checks.waits(self)
+        try:
+            yield from self._look_who_is_here(place)
+            found = yield from name_of_round(place, self._keys(""), before=before)
+        except StoreError as error:
+            checks.leaves(self, is_given_up=isinstance(error, RoundGivenUpError))
+            raise
+        checks.begins(self, found)
         self.part = Part(start=found, node=place.rank)
         yield from self._remember(found.incarnation)
-        self.over = found
+        self.over, self._members = found, place.members
         self._is_called = self._has_failed = False
         self.start = self.world.started(found.incarnation, place.nodes)
         self._is_at("works")
+
+    def _look_who_is_here(self, place: Place) -> Protocol[None]:
+        if self._passed is not None:
+            gate, go = self._passed
+            yield from charge_missed(gate, go, gone=len(self._members - place.members))
+        self._passed = None
 
     # While all is well ----------------------------------------------------------------------------
 

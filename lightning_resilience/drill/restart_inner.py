@@ -5,26 +5,28 @@
 It is what agents read in the store, so an agent that cannot reach that learns nothing from it, and
 with the store all of it is lost. A round is complete with all nodes, or a last call after enough of
 them have joined. Whoever comes then waits, until all who have part in it have come back for the
-next one, or are gone: a node is, that has given no sign of itself for long enough.
+next one, or are gone: a node is, that has given no sign of itself for long enough. Rounds are
+counted from 0 again in a store that came back empty.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from lightning_resilience.core.joining import JoinFailure
 from lightning_resilience.drill.restart_plan import GRACE_S, LAST_CALL_S
-from lightning_resilience.protocols.effects import CompareAndSet, Get
-from lightning_resilience.protocols.incarnation import ROUND_KEY
 
 
 if TYPE_CHECKING:
     from lightning_resilience.drill.process import Process
     from lightning_resilience.drill.virtual import Agenda
-    from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["Inner", "JoinFailedError", "Place", "in_round"]
+__all__ = ["Inner", "JoinFailedError", "Place"]
+
+
+_FIRST_PORT: Final = 29500
 
 
 class JoinFailedError(Exception):
@@ -39,21 +41,25 @@ class JoinFailedError(Exception):
         self.failure = failure
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A node's place in a complete round.
 
     Args:
         rank: Which node of it.
         nodes: All its nodes, by number.
+        members: Their agents, as the rendezvous tells them apart.
         store: Prefix of the keys of the round's own store.
+        workers: Address of the store that its node 0 has made for the workers.
+        number: Which round of the job it is, whatever became of the store: for those who look.
     """
 
-    __slots__ = ("nodes", "rank", "store")
-
-    def __init__(self, rank: int, nodes: tuple[int, ...], *, store: str) -> None:
-        self.rank = rank
-        self.nodes = nodes
-        self.store = store
+    rank: int
+    nodes: tuple[int, ...]
+    members: frozenset[Process]
+    store: str
+    workers: str
+    number: int
 
 
 class Inner:
@@ -73,8 +79,7 @@ class Inner:
         self._agenda = agenda
         self._least = least
         self._most = most
-        self._life = 0
-        self._round = 0
+        self._round = self._completed = 0
         self._is_complete = False
         self._closes_at_s: float | None = None
         self._members: dict[Process, None] = {}
@@ -84,7 +89,6 @@ class Inner:
 
     def lose(self) -> None:
         """Forget everything: the store has."""
-        self._life += 1
         self._round = 0
         self._is_complete = self.is_closed = False
         self._closes_at_s = None
@@ -119,7 +123,14 @@ class Inner:
         if not self._is_complete:
             return None
         nodes = tuple(sorted(each.rank for each in self._ranks))
-        return Place(self._ranks[process], nodes, store=f"round/{self._life}.{self._round}/")
+        return Place(
+            rank=self._ranks[process],
+            nodes=nodes,
+            members=frozenset(self._ranks),
+            store=f"torch.rendezvous/{self._round}/",
+            workers=f"host{nodes[0]}:{_FIRST_PORT + self._completed}",
+            number=self._completed,
+        )
 
     def waiting(self) -> int:
         """Return how many nodes wait to join."""
@@ -140,6 +151,7 @@ class Inner:
         is_over = self._closes_at_s is not None and now_s >= self._closes_at_s
         if count >= self._most or is_over:
             self._is_complete = True
+            self._completed += 1
             ordered = sorted(self._members, key=lambda each: each.rank)
             self._ranks = {each: rank for rank, each in enumerate(ordered)}
 
@@ -156,20 +168,3 @@ class Inner:
         if self._is_complete and not self._members:
             self._is_complete, self._closes_at_s = False, None
             self._round += 1
-
-
-def in_round(prefix: str) -> Any:  # noqa: ANN401 - what ``transform`` takes
-    """Let effects on the round's own store be performed under its prefix: for ``transform``.
-
-    Args:
-        prefix: Of the keys of that store.
-    """
-
-    def perform(effect: Effect) -> Protocol[Any]:
-        if isinstance(effect, Get) and effect.key == ROUND_KEY:
-            return (yield Get(prefix + effect.key))
-        if isinstance(effect, CompareAndSet) and effect.key == ROUND_KEY:
-            return (yield CompareAndSet(prefix + effect.key, effect.expected, effect.desired))
-        return (yield effect)
-
-    return perform

@@ -34,6 +34,7 @@ _LARGE: Final = 0.04
 _UNEQUAL_CLOCKS: Final = 1.2
 _MANY: Final = 16
 _LONG: Final = 0.2
+_RARELY: Final = 0.04
 
 
 class FateKind(str, Enum):
@@ -114,6 +115,8 @@ class RestartPlan:
         ill_after: Storage becomes ill, and is known to be, when so many agents have passed the gate
             after the first start; 0 for never.
         ill_s: For how long, in seconds.
+        lags: Which node is how late in the rounds of the rendezvous that it has part in, in
+            seconds, one after the other: it lives, and has not seen yet that the round is complete.
     """
 
     nodes: int = 2
@@ -131,6 +134,7 @@ class RestartPlan:
     faults: tuple[given.Fault, ...] = ()
     ill_after: int = 0
     ill_s: float = 0.0
+    lags: tuple[tuple[int, float], ...] = ()
 
     def __str__(self) -> str:
         """Every field that is not as usual, in one line."""
@@ -183,6 +187,10 @@ def random_restarts(dice: SeededDice) -> RestartPlan:
     )
     if chance.random() < _LONG:
         plan = _outlasted(chance, plan)
+    elif chance.random() < _LONG:
+        plan = _late(chance, plan)
+    elif chance.random() < _LONG:
+        plan = replace(plan, fates=_stops(chance, nodes))
     # So many may never be in the rendezvous at the same time where messages are lost.
     return plan if nodes < _MANY else replace(plan, store=given.Store(), launches=plan.launches % 2)
 
@@ -197,6 +205,33 @@ def _outlasted(chance: Random, plan: RestartPlan) -> RestartPlan:
         fates=(calm, Fate(after_s=400.0)),
         arrivals=(*plan.arrivals, comes),
         faults=(*plan.faults, outage),
+    )
+
+
+def _late(chance: Random, plan: RestartPlan) -> RestartPlan:
+    """Let nodes be late in complete rounds, and maybe lose the store while they are."""
+    lags = tuple(
+        (
+            chance.randrange(plan.nodes),
+            chance.choice((GRACE_S, 2 * GRACE_S)) * chance.uniform(0.5, 2),
+        )
+        for _ in range(chance.randint(1, 3))
+    )
+    lost = given.StoreGone(at_s=chance.uniform(3, 20), for_s=1.0, comes_back_empty=True)
+    return replace(plan, lags=lags, faults=(*plan.faults, *chance.choice(((), (), (lost,)))))
+
+
+def _stops(chance: Random, nodes: int) -> tuple[Fate, ...]:
+    """Let workers be told to stop at start after start, by who leaves their agents alone."""
+    others = chance.choice(((), (), tuple(FateKind)))
+    return tuple(
+        Fate(
+            kind=chance.choice((*others, *(FateKind.SIGNAL,) * len(FateKind))),
+            after_s=chance.choice((0.0, 2.0)),
+            node=chance.randrange(nodes),
+            saves=chance.random() < _RARELY,
+        )
+        for _ in range(chance.randint(4, 12))
     )
 
 

@@ -82,6 +82,7 @@ class RestartWorld:
         self._passed = 0
         self._saved_step = 0
         self._launches_left = plan.launches
+        self._lags = list(plan.lags)
         self._is_launching = False
         nobody = Observers(())
         self.store = StoreModel(
@@ -291,6 +292,15 @@ class RestartWorld:
                     self.agenda.after(_SCHEDULER_S, self._launch, None)
             case _:
                 self._strike(fault, name)
+
+    def late_s(self, node: int) -> float:
+        """Return how late a node is in the round that is complete, in seconds."""
+        lag = next((each for each in self._lags if each[0] == node), (node, 0.0))
+        if lag in self._lags:
+            self._lags.remove(lag)
+        if lag[1]:
+            self.tell("world", f"* node {node} is late in the round, by {lag[1]:.1f} s")
+        return lag[1]
 
     def passed(self) -> None:
         """Let storage become ill once enough agents have passed the gate after the first start."""

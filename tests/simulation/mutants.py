@@ -1729,6 +1729,19 @@ _RESTARTS = (
         of_restarts=True,
     ),
     Mutant(
+        name="nobody waits for the delay",
+        story="the gate has taken long enough",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "        yield Sleep(gate.memory.rest_s(go, now_s=seen_at_s))\n",
+                "",
+            ),
+        ),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
         name="who begins does not wait for what is ill",
         story="there is nothing to restart",
         edits=(
@@ -1806,6 +1819,146 @@ _RESTARTS = (
                 "core/quota.py",
                 "        return seen.restarts > found.restarts\n",
                 "        return seen.restarts > found.restarts and seen.epoch > found.epoch\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a round that was given up is begun all the same",
+        story="there is a record, so there is a name",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    if not found.incarnation:\n        message = (\n",
+                "    if False:\n        message = (\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="node 0 names a round that the others have given up",
+        story="it is node 0 that names it",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    written = yield from create(ROUND_KEY, encode(record))\n"
+                "    return _named(written.raw)\n",
+                "    yield Set(ROUND_KEY, encode(record))\n    return record\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="who gives a round up takes its name away",
+        story="it has waited for long enough",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    written = yield from create(ROUND_KEY, encode(none))\n"
+                "    return _named(written.raw)\n",
+                "    yield Set(ROUND_KEY, encode(none))\n    return _named(encode(none))\n",
+            ),
+        ),
+        found_by=("I8",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="each agent gives a round up for itself",
+        story="the others will find out",
+        edits=(
+            _edit(
+                "protocols/incarnation.py",
+                "    written = yield from create(ROUND_KEY, encode(none))\n"
+                "    return _named(written.raw)\n",
+                "    return _named(encode(none))\n",
+            ),
+        ),
+        found_by=("I3", "I8"),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="nodes that come are charged as ones that have left",
+        story="the round is another one",
+        edits=(
+            _edit(
+                "protocols/restart.py",
+                "    if gone and go.cause == Cause.GROWN.value:\n",
+                "    if go.cause == Cause.GROWN.value:\n",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="rounds are told apart by their number",
+        story="it grows",
+        edits=(
+            _edit(
+                "core/restart.py",
+                "    return before if is_static else workers\n",
+                "    return before if is_static else ''\n",
+            ),
+        ),
+        found_by=("I8", "I10"),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="workers that are told to stop are restarted at once",
+        story="it is free",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "Cause.PREEMPTED: record.stops - 1}",
+                "Cause.PREEMPTED: 0}",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="the tenth stop in a row is restarted as soon as the second",
+        story="it is delayed, is it not",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "Cause.PREEMPTED: record.stops - 1}",
+                "Cause.PREEMPTED: min(1, record.stops - 1)}",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="only two stops in a row are counted",
+        story="the last one is known",
+        edits=(_edit("core/quota.py", "stops=aged.stops + 1,", "stops=min(2, aged.stops + 1),"),),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="each agent counts the same stop",
+        story="its workers were told to stop",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    if record.stopped == closed.incarnation:\n        return record\n",
+                "",
+            ),
+        ),
+        found_by=("I4",),
+        of_restarts=True,
+    ),
+    Mutant(
+        name="a stop clears the stops before it",
+        story="it is another start",
+        edits=(
+            _edit(
+                "core/quota.py",
+                "    is_new = has_progress or unchanged_s >= config.restart_window_s\n",
+                "    is_new = has_progress or unchanged_s >= 0\n",
             ),
         ),
         found_by=("I4",),

@@ -146,6 +146,8 @@ CASES = (
             "* store_gone",
             "has lost everything",
             "is launched anew",
+            "is late in the round",
+            "given up",
             *(f"nodes: {kind.value}" for kind in FateKind),
         ),
         plant=charged_by_each,

@@ -16,6 +16,8 @@ from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_round import name_of_round
 from lightning_resilience.errors import StoreUnavailableError
+from lightning_resilience.protocols import restart_record
+from lightning_resilience.protocols.restart_record import Memory
 from tests.handlers import WITHIN_S, server
 from tests.ports import free_port
 
@@ -89,6 +91,35 @@ def test_a_round_that_is_made_anew_takes_the_store_from_nobody(handlers: Handler
     assert client.driver.store.get("kept") == b"1"
     assert host._connection.handler() is inner
     client.close()
+
+
+def test_a_newcomer_that_goes_when_a_round_is_complete_is_no_loss_of_nodes(
+    handlers: Handlers,
+) -> None:
+    """All nodes of the start before are there, so nobody pays for the round that is given up."""
+    store = server()
+    conf: dict[str, Any] = {"keep_alive_max_attempt": 3, "last_call_timeout": 5}
+    one, other = (
+        handlers.make(store.port, nodes=(1, 2), host=host, **conf)
+        for host in ("127.0.0.1", "127.0.0.2")
+    )
+    handlers.join(one)
+    one._is_called = True
+
+    def go() -> int:
+        joined = other._connection.join()
+        other._connection.drop()
+        return joined.world_size
+
+    with ThreadPoolExecutor(1) as pool:
+        going = pool.submit(go)
+        [info] = handlers.join(one)
+
+    client = AgentStore.at("127.0.0.1", store.port, run_id="job")
+    record = client.run(restart_record.read(Memory(client.keys(""))))
+    client.close()
+    assert (going.result(WITHIN_S), info.world_size) == (2, 1)
+    assert (record.restarts, record.charges) == (0, ())
 
 
 def test_a_client_that_has_broken_takes_the_store_from_nobody(handlers: Handlers) -> None:

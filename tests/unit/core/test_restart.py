@@ -17,6 +17,7 @@ from lightning_resilience.core.restart import (
     first_contact_s,
     incarnation_of,
     lost,
+    mark_of_round,
     missed,
     next_incarnation,
     restart_delay_s,
@@ -36,6 +37,18 @@ def test_starts_are_counted_and_told_apart_by_a_nonce() -> None:
     assert next_incarnation("9-x", nonce="y") == "10-y"
     assert next_incarnation("nonsense", nonce="y") == "1-y"
     assert incarnation_of("1-a", nodes=4, nonce="b").incarnation == "2-b"
+
+
+def test_rounds_that_have_one_name_in_the_store_have_marks_of_their_own() -> None:
+    """By the store for their workers, or by the start before where all rounds have one store."""
+    marks = [
+        mark_of_round(workers, before=before, is_static=is_static)
+        for is_static in (False, True)
+        for workers in ("host0:1001", "host0:1002")
+        for before in ("", "1-a")
+    ]
+
+    assert marks == ["host0:1001"] * 2 + ["host0:1002"] * 2 + ["", "1-a"] * 2
 
 
 @pytest.mark.parametrize(
