@@ -15,7 +15,7 @@ timeout runs, and an outage may last longer than it.
 * The gate is a write-once key, and the verdict replaces the open ballot that was laid out with the
   first gate (``protocols.joint_fence``): whoever is first decides, everybody reads the same.
 * A worker that ends with an exception publishes that first, then raises; also where it was
-  interrupted, and also at the gate.
+  interrupted, also at the gate, and as it comes.
 * A success is told once every rank has come; one that has not by then is lost
   (``protocols.joint_muster``).
 * A rank that shows no change of its ``arrived`` and ``beat`` keys for ``joint_timeout_s`` of the
@@ -28,7 +28,7 @@ timeout runs, and an outage may last longer than it.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lightning_resilience.core import joint as core
 from lightning_resilience.core.events import VerdictReached
@@ -39,7 +39,7 @@ from lightning_resilience.protocols.joint_clean_up import clean_up
 from lightning_resilience.protocols.joint_deferred import Done, defer, settle, watched
 from lightning_resilience.protocols.joint_fence import arrive
 from lightning_resilience.protocols.joint_gate import pass_gate
-from lightning_resilience.protocols.joint_terms import Joint, JointResult, Member, Part
+from lightning_resilience.protocols.joint_terms import Arrival, Joint, JointResult, Member, Part
 from lightning_resilience.protocols.joint_verdict import await_final, refuse, withdraw, work
 from lightning_resilience.protocols.member_patience import patience_of
 from lightning_resilience.protocols.persistent import with_persistence
@@ -48,10 +48,11 @@ from lightning_resilience.protocols.persistent import with_persistence
 if TYPE_CHECKING:
     from lightning_resilience.core.records import FinalRecord
     from lightning_resilience.protocols.effects import Protocol
-    from lightning_resilience.protocols.joint_terms import Arrival
 
 
 __all__ = ["Joint", "JointResult", "Member", "Part", "perform"]
+
+T = TypeVar("T")
 
 
 def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointResult]:
@@ -94,7 +95,8 @@ def perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointRe
 
 
 def _perform(member: Member, joint: Joint, part: Part | None) -> Protocol[JointResult]:
-    arrival = yield from arrive(member, joint)
+    coming = arrive(member, joint)
+    arrival = yield from _or_withdrawn(coming, member, joint, part=part, arrival=None)
     failed = yield from _enter(member, joint, part, arrival=arrival)
     if failed is not None:
         result = JointResult(final=failed)
@@ -130,19 +132,28 @@ def _check_place(member: Member, joint: Joint, final: FinalRecord) -> None:
 def _enter(
     member: Member, joint: Joint, part: Part | None, *, arrival: Arrival
 ) -> Protocol[FinalRecord | None]:
+    passing = pass_gate(member, joint, arrival, works=part is not None)
+    failed = yield from _or_withdrawn(passing, member, joint, part=part, arrival=arrival)
+    if failed is None:
+        return None
+    # Ranks without work may not be looking at the gate, but for the verdict; and a gate in a store
+    # that was lost is no verdict yet.
+    return (yield from refuse(member, joint, arrival, refusal=failed))
+
+
+def _or_withdrawn(
+    inner: Protocol[T], member: Member, joint: Joint, *, part: Part | None, arrival: Arrival | None
+) -> Protocol[T]:
     try:
-        works = part is not None
-        failed = yield from pass_gate(member, joint, arrival, works=works)
+        return (yield from inner)
     except GeneratorExit:
         raise
     except BaseException as error:
         # Order: told first, then raised, so that nobody waits for this rank until its silence says
         # the same. Where the store is away nobody can be told, and the error stays what it is.
         with suppress(ResilienceError):
+            if arrival is None:
+                now_s: float = yield Now()
+                arrival = Arrival(started_at_s=now_s)
             yield from withdraw(member, joint, part, error=error, arrival=arrival)
         raise
-    if failed is None:
-        return None
-    # Ranks without work may not be looking at the gate, but for the verdict; and a gate in a store
-    # that was lost is no verdict yet.
-    return (yield from refuse(member, joint, arrival, refusal=failed))

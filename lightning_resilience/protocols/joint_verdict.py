@@ -90,8 +90,9 @@ def work(member: Member, joint: Joint, part: Part, *, arrival: Arrival) -> Proto
     except GeneratorExit:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and joint.workers == (member.rank,):
-            # Interrupted while it waits for a rank that has not come: nobody knows of its report.
+        if not isinstance(error, Exception) and arrival.report is None:
+            # Interrupted while it reports, or, as the only one that works, while it waits for a
+            # rank that has not come: nobody knows of its report.
             with suppress(ResilienceError):
                 yield from withdraw(member, joint, part, error=error, arrival=arrival)
         raise
@@ -160,8 +161,8 @@ def _publish(
 ) -> Protocol[FinalRecord]:
     if joint.workers == (member.rank,):
         return (yield from _write_final(member, joint, (report,), arrival=arrival))
-    arrival.report = report
     yield Set(member.keys.joint("out", joint.seq, member.rank), encode(report))
+    arrival.report = report
     try:
         reported: int = yield Add(member.keys.joint("count", joint.seq), 1)
     except StoreUnavailableError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lightning_resilience.protocols import joint
 from tests import lightning_job
 from tests.faulty_filesystem import FaultPlan, Rule
 from tests.integration.store_server import Server
@@ -200,6 +202,37 @@ def test_a_signal_ends_the_wait_for_what_is_spooled(
     peer = running.wait()[1]
     assert peer["ended_at_s"] - sent_at_s < PEER_S, running.told()
     assert (peer["error"], peer["outcome"], peer["first_rank"]) == ("JointError", "cancelled", 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ctrl_c_as_a_rank_comes_to_the_end_is_told_to_the_other(
+    rank: int, start: Callable[..., Running]
+) -> None:
+    """Training is over, and the rank has not said yet that it waits with the others."""
+    running = start(OUTAGE, steps=2, before=partial(interrupt_at_the_end, rank=rank))
+
+    reports = running.wait()
+
+    assert reports[rank]["error"] == "SystemExit", running.told()
+    peer = reports[1 - rank]
+    assert peer["error"] in {"JointError", "PeerFailedError"}, running.told()
+    assert peer["ended_at_s"] - reports[rank]["ended_at_s"] < PEER_S, running.told()
+    assert all((each["patched"], each["handlers"]) == ([], []) for each in reports)
+
+
+def interrupt_at_the_end(_trainer: Any, rank: int) -> None:
+    """Press Ctrl-C as this rank asks the store for its place in the last operation."""
+    if os.environ["RANK"] != str(rank):
+        return
+    names = vars(joint)
+    inner = names["arrive"]
+
+    def arrive(member: Any, operation: Any) -> Any:
+        if operation.op == "flush":
+            os.kill(os.getpid(), signal.SIGINT)
+        return (yield from inner(member, operation))
+
+    names["arrive"] = arrive
 
 
 @pytest.mark.parametrize("number", SIGNALS)

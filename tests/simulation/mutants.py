@@ -878,7 +878,9 @@ _WORKERS = (
             _edit(
                 "protocols/joint_verdict.py",
                 '    yield Set(member.keys.joint("out", joint.seq, member.rank), encode(report))\n'
+                "    arrival.report = report\n"
                 "    try:\n",
+                "    arrival.report = report\n"
                 "    try:\n",
             ),
             _edit(

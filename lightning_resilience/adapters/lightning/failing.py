@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from lightning_resilience.runtime.driver import Driver
 
 
-__all__ = ["Failing", "add_note", "hook_stage", "tell_of_ended_group"]
+__all__ = ["Failing", "add_note", "hook_stage", "tell_of_ended_group", "telling"]
 
 _log = logging.getLogger(__name__)
 
@@ -235,10 +235,16 @@ def hook_stage(trainer: Any, failing: Failing, patches: Patches) -> None:
         patches: Remembers what was replaced.
     """
     owner, name = stage_runner(trainer)
-    patches.replace(owner, name, partial(_run_stage, getattr(owner, name), failing))
+    patches.replace(owner, name, partial(telling, getattr(owner, name), failing))
 
 
-def _run_stage(inner: Callable[[], Any], failing: Failing) -> Any:
+def telling(inner: Callable[[], Any], failing: Failing) -> Any:
+    """Do something, and where that raises, tell the other ranks before anything else does.
+
+    Args:
+        inner: What is done.
+        failing: This rank's part.
+    """
     try:
         return inner()
     except BaseException as error:

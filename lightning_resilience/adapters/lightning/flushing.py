@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from lightning_resilience.adapters.lightning.failing import telling
 from lightning_resilience.adapters.lightning.namespaces import (
     checkpoint_directories,
     innermost_wrapper,
@@ -157,7 +158,7 @@ class Flushing:
         spooling = self._session.alone.spooling
         try:
             if not self._is_failing:
-                self.flush(None)
+                self._flush_at_end()
             elif spooling is not None and not self._has_waited:
                 if self._session.background is not None:
                     self._session.background.wait_for_all()
@@ -169,6 +170,14 @@ class Flushing:
                 spooling.close()
             self.storeless.close()
             inner()
+
+    def _flush_at_end(self) -> None:
+        # The stage is over, and what is to tell the others of an exception is closed next.
+        failing, flush = self._session.failing, partial(self.flush, None)
+        if failing is None:
+            flush()
+        else:
+            telling(flush, failing)
 
     def _grace_s(self) -> float:
         left_s = self.left_s()
