@@ -880,8 +880,7 @@ _WORKERS = (
                 '    yield Set(member.keys.joint("out", joint.seq, member.rank), encode(report))\n'
                 "    arrival.report = report\n"
                 "    try:\n",
-                "    arrival.report = report\n"
-                "    try:\n",
+                "    arrival.report = report\n    try:\n",
             ),
             _edit(
                 "protocols/joint_verdict.py",
