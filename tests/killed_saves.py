@@ -448,8 +448,8 @@ def _body(data: bytes) -> bytes:
 def _place(name: str) -> str:
     if not _is_staged(name):
         return name
-    # A run that has no name has a directory of a name by chance in the spool.
-    folder = re.sub(r"/spool/([^/]+)/[^/]+$", r"/spool/\1/a run", name.rpartition("/")[0])
+    # A run that has no name has a directory of a name by chance in the spool, beside the cache.
+    folder = re.sub(r"/spool/([^/]+)/[^/.][^/]*$", r"/spool/\1/a run", name.rpartition("/")[0])
     return f"{folder}/ a staged file"
 
 

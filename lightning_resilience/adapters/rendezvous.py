@@ -30,7 +30,7 @@ from lightning_resilience.adapters.rendezvous_end import leave, leave_alone, lea
 from lightning_resilience.adapters.rendezvous_gate import dependencies_of, kept_ending, mirror_of
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
 from lightning_resilience.adapters.rendezvous_reports import report_exits
-from lightning_resilience.adapters.rendezvous_round import name_of_round
+from lightning_resilience.adapters.rendezvous_round import learn_name
 from lightning_resilience.adapters.rendezvous_watching import Watching
 from lightning_resilience.config import read_environment
 from lightning_resilience.core.joining import JoinFailure, Joining, ending_of, text_of
@@ -274,7 +274,7 @@ class ResilientHandler(RendezvousHandler):
         # Order: before the round is named, so that all read an end that follows, and none waits.
         here = self._look_who_is_here(store)
         names = self._connection.names(info, before=before)
-        found = name_of_round(info, store, names, options=self._options, before=before)
+        found = learn_name(info, store, names, options=self._options, before=before)
         # Order: its number first, for who leaves at the next look; the round last, for who fails in
         # it, and would tell at the gate how other workers have ended as if they were of this start.
         self._part = Part(start=found, node=info.rank)

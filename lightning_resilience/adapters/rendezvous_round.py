@@ -1,30 +1,19 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""A round of the rendezvous that is complete: its nodes find each other there, and learn its name.
+"""An agent learns the name of a round that is complete: by a connection to the round's own store.
 
-What torch's agents do next, to give the workers their ranks, waits for all nodes of the round, and
-ends the agent where one of them has gone meanwhile. So node 0 names a round only when all others
-have been seen in it; where one is not, the round is made anew, as where node 0 itself has gone.
-Whoever has waited for long enough says so under the name's own key: the others, and one that only
-comes then, begin anew at once instead of waiting in their turn.
-
-They do so where only agents of this very round look, over a connection that is for nothing else: it
-waits.
+What is done there is in ``protocols.rendezvous_round``. The connection is for nothing else, so that
+it may wait.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
-from lightning_resilience.errors import StoreUnavailableError
-from lightning_resilience.protocols.incarnation import (
-    ROUND_KEY,
-    announce,
-    give_up,
-    name_for,
-    name_round,
-    read_name,
-)
+from lightning_resilience.protocols.effects import Call, WaitFor
+from lightning_resilience.protocols.incarnation import announce
+from lightning_resilience.protocols.rendezvous_round import Round, name_of_round
+from lightning_resilience.protocols.transform import transform
 
 
 if TYPE_CHECKING:
@@ -33,14 +22,13 @@ if TYPE_CHECKING:
     from lightning_resilience.adapters.agent_store import AgentStore
     from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
     from lightning_resilience.core.restart import IncarnationRecord
+    from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["name_of_round"]
-
-_HERE: Final = "lr/here/"
+__all__ = ["learn_name"]
 
 
-def name_of_round(
+def learn_name(
     info: RendezvousInfo,
     store: AgentStore,
     names: AgentStore,
@@ -62,36 +50,26 @@ def name_of_round(
         StoreUnavailableError: So it has, because a store does not answer; or the rendezvous is a
             static one, and a node has not come.
     """
-    nodes = info.world_size
+    of = Round(
+        rank=info.rank,
+        nodes=info.world_size,
+        before=before,
+        naming_s=options.naming_s,
+        named_s=options.named_s,
+        is_repeated=options.inner == "static",
+    )
+
+    def announcing(record: IncarnationRecord) -> Protocol[None]:
+        yield Call(lambda _: store.run(announce(store.keys(""), record)))
+
+    def here(effect: Effect) -> Protocol[Any]:
+        if isinstance(effect, WaitFor):
+            # Not by a helper, which would open one more connection.
+            wait_for = names.driver.store.wait_for
+            return (yield Call(lambda _: wait_for(effect.key, effect.timeout_s)))
+        return (yield effect)
+
     try:
-        names.driver.store.set(f"{_HERE}{info.rank}", b"1")
-        if info.rank == 0:
-            others = [f"{_HERE}{rank}" for rank in range(1, nodes)]
-            if not _have_come(names, others, within_s=options.naming_s):
-                return _without_name(names, nodes, options=options)
-            record = names.run(name_for(nodes=nodes, before=before))
-            # Order: nobody begins before it is named, and then all can see that it is there.
-            store.run(announce(store.keys(""), record))
-            found = names.run(name_round(record))
-            store.run(announce(store.keys(""), found))
-            return found
-        if not _have_come(names, [ROUND_KEY], within_s=options.named_s):
-            return _without_name(names, nodes, options=options)
-        return names.run(read_name(deadline_at_s=names.now_s()))
+        return names.run(transform(name_of_round(of, announcing), here))
     finally:
         names.close()
-
-
-def _have_come(names: AgentStore, keys: list[str], *, within_s: float) -> bool:
-    ends_at_s = names.now_s() + within_s
-    return all(names.driver.store.wait_for(key, ends_at_s - names.now_s()) for key in keys)
-
-
-def _without_name(
-    names: AgentStore, nodes: int, *, options: RendezvousOptions
-) -> IncarnationRecord:
-    if options.inner == "static":
-        # The next attempt is at the same round: that is never given up.
-        message = f"not all {nodes} nodes have come within {options.join_s:g} s"
-        raise StoreUnavailableError(message)
-    return names.run(give_up(nodes=nodes))

@@ -20,7 +20,7 @@ from lightning_resilience.core.worker_exits import incident_of_exit
 from lightning_resilience.drill.process import Operation
 from lightning_resilience.drill.restart_inner import JoinFailedError
 from lightning_resilience.drill.restart_plan import JOIN_S
-from lightning_resilience.drill.restart_round import join, name_of_round
+from lightning_resilience.drill.restart_round import join, learn_name
 from lightning_resilience.drill.restart_watch import RENDEZVOUS_KEY, AgentWatch
 from lightning_resilience.drill.restart_workers import WORKERS_PER_NODE
 from lightning_resilience.drill.storage_model import Request
@@ -303,7 +303,7 @@ class Agent:
         checks.waits(self)
         try:
             yield from self._look_who_is_here(place)
-            found = yield from name_of_round(place, self._keys(""), before=before)
+            found = yield from learn_name(place, self._keys(""), before=before)
         except StoreError as error:
             checks.leaves(self, is_given_up=isinstance(error, RoundGivenUpError))
             raise

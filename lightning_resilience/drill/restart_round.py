@@ -1,31 +1,26 @@
 # SPDX-FileCopyrightText: The lightning-resilience authors
 # SPDX-License-Identifier: Apache-2.0
-"""A complete round of a simulated rendezvous: its nodes find each other there, and learn its name.
+"""An agent of a simulated job joins a round of the rendezvous, and learns the name of one.
 
-It is what ``adapters.rendezvous_round`` does, in the same order: node 0 names a round once it has
-seen all others in it, and whoever has waited for long enough, node 0 or another, gives it up. The
-store of a round is a part of the job's, so it is lost with that, and what an agent of an older
-round writes there later is told apart as the adapter tells it, by the round's mark.
+What it does in a complete round is shipped. The store of a round is a part of the job's, so it is
+lost with that, and what an agent of an older round writes there later is told apart as the adapter
+tells it, by the round's mark.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from lightning_resilience.core.joining import JoinFailure
 from lightning_resilience.core.restart import mark_of_round
 from lightning_resilience.drill.restart_inner import JoinFailedError
 from lightning_resilience.drill.restart_plan import GRACE_S, JOIN_S
 from lightning_resilience.drill.restart_watch import RENDEZVOUS_KEY
-from lightning_resilience.protocols.effects import CompareAndSet, Get, Now, Set, Sleep, WaitFor
-from lightning_resilience.protocols.incarnation import (
-    ROUND_KEY,
-    announce,
-    give_up,
-    name_for,
-    name_round,
-    read_name,
-)
+from lightning_resilience.protocols.effects import Get, Now, Sleep
+from lightning_resilience.protocols.incarnation import ROUND_KEY, announce
+from lightning_resilience.protocols.rendezvous_round import HERE, Round, name_of_round
 from lightning_resilience.protocols.transform import transform
 
 
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
     from lightning_resilience.protocols.effects import Effect, Protocol
 
 
-__all__ = ["NAMED_S", "NAMING_S", "join", "name_of_round"]
+__all__ = ["NAMED_S", "NAMING_S", "join", "learn_name"]
 
 NAMING_S: Final = min(GRACE_S, JOIN_S)
 """How long node 0 waits for the others in a round, in seconds."""
@@ -46,7 +41,6 @@ NAMED_S: Final = NAMING_S + NAMING_S
 """How long the others wait for its name, in seconds."""
 
 _POLL_S: Final = 1.0
-_HERE: Final = "lr/here/"
 
 
 def join(inner: Inner, process: Process) -> Protocol[Place]:
@@ -75,7 +69,7 @@ def join(inner: Inner, process: Process) -> Protocol[Place]:
     raise JoinFailedError(JoinFailure.LATE)
 
 
-def name_of_round(place: Place, keys: Keys, *, before: str) -> Protocol[IncarnationRecord]:
+def learn_name(place: Place, keys: Keys, *, before: str) -> Protocol[IncarnationRecord]:
     """Return the name of the start of the workers that begins, once all its nodes are there.
 
     Args:
@@ -88,44 +82,24 @@ def name_of_round(place: Place, keys: Keys, *, before: str) -> Protocol[Incarnat
         StoreUnavailableError: So it has, because the store does not answer.
     """
     mark = mark_of_round(place.workers, before=before, is_static=False)
-    prefix, nodes = f"{place.store}lr/{mark}/", len(place.nodes)
-    yield Set(f"{prefix}{_HERE}{place.rank}", b"1")
-    if place.rank:
-        is_told = yield from _have_come([prefix + ROUND_KEY], within_s=NAMED_S)
-        now_s: float = yield Now()
-        waited_for = read_name(deadline_at_s=now_s) if is_told else give_up(nodes=nodes)
-        return (yield from transform(waited_for, _in_round(prefix)))
-    others = [f"{prefix}{_HERE}{rank}" for rank in range(1, nodes)]
-    if not (yield from _have_come(others, within_s=NAMING_S)):
-        return (yield from transform(give_up(nodes=nodes), _in_round(prefix)))
-    mine = yield from name_for(nodes=nodes, before=before)
-    yield from announce(keys, mine)
-    found = yield from transform(name_round(mine), _in_round(prefix))
-    yield from announce(keys, found)
-    return found
-
-
-def _have_come(keys: list[str], *, within_s: float) -> Protocol[bool]:
-    now_s: float = yield Now()
-    ends_at_s = now_s + within_s
-    for key in keys:
-        now_s = yield Now()
-        if not (yield WaitFor(key, ends_at_s - now_s)):
-            return False
-    return True
+    of = Round(
+        rank=place.rank,
+        nodes=len(place.nodes),
+        before=before,
+        naming_s=NAMING_S,
+        named_s=NAMED_S,
+    )
+    named = name_of_round(of, partial(announce, keys))
+    return (yield from transform(named, _in_round(f"{place.store}lr/{mark}/")))
 
 
 def _in_round(prefix: str) -> Any:  # noqa: ANN401 - what ``transform`` takes
     """Let effects on the round's own store be performed under its prefix: for ``transform``."""
 
     def perform(effect: Effect) -> Protocol[Any]:
-        match effect:
-            case Get(key) if key == ROUND_KEY:
-                return (yield Get(prefix + key))
-            case Set(key, value) if key == ROUND_KEY:
-                return (yield Set(prefix + key, value))
-            case CompareAndSet(key, expected, desired) if key == ROUND_KEY:
-                return (yield CompareAndSet(prefix + key, expected, desired))
+        key: str = getattr(effect, "key", "")
+        if key == ROUND_KEY or key.startswith(HERE):
+            effect = replace(cast("Any", effect), key=prefix + key)
         return (yield effect)
 
     return perform

@@ -295,12 +295,12 @@ class RestartWorld:
 
     def late_s(self, node: int) -> float:
         """Return how late a node is in the round that is complete, in seconds."""
-        lag = next((each for each in self._lags if each[0] == node), (node, 0.0))
-        if lag in self._lags:
-            self._lags.remove(lag)
-        if lag[1]:
-            self.tell("world", f"* node {node} is late in the round, by {lag[1]:.1f} s")
-        return lag[1]
+        at = next((at for at, (lagging, _) in enumerate(self._lags) if lagging == node), None)
+        if at is None:
+            return 0.0
+        _, late_s = self._lags.pop(at)
+        self.tell("world", f"* node {node} is late in the round, by {late_s:.1f} s")
+        return late_s
 
     def passed(self) -> None:
         """Let storage become ill once enough agents have passed the gate after the first start."""

@@ -1853,6 +1853,19 @@ _RESTARTS = (
         of_restarts=True,
     ),
     Mutant(
+        name="node 0 names a round as soon as it is complete",
+        story="the rendezvous has just said that all are there",
+        edits=(
+            _edit(
+                "protocols/rendezvous_round.py",
+                "    if not (yield from _have_come(others, within_s=of.naming_s)):\n",
+                "    if False:\n",
+            ),
+        ),
+        found_by=("I10",),
+        of_restarts=True,
+    ),
+    Mutant(
         name="who gives a round up takes its name away",
         story="it has waited for long enough",
         edits=(

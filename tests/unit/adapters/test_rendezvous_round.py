@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousStoreInfo
 
 from lightning_resilience.adapters.agent_store import AgentStore
 from lightning_resilience.adapters.rendezvous_options import RendezvousOptions
-from lightning_resilience.adapters.rendezvous_round import name_of_round
+from lightning_resilience.adapters.rendezvous_round import learn_name
 from lightning_resilience.errors import StoreUnavailableError
 from lightning_resilience.protocols import restart_record
 from lightning_resilience.protocols.restart_record import Memory
@@ -34,7 +34,7 @@ def named(port: int, rank: int, *, waits_s: int) -> Any:
     store, names = (AgentStore.at("127.0.0.1", port, run_id="job") for _ in range(2))
     info: Any = SimpleNamespace(rank=rank, world_size=3)
     try:
-        return name_of_round(info, store, names, options=options, before="")
+        return learn_name(info, store, names, options=options, before="")
     finally:
         store.close()
 
@@ -42,6 +42,14 @@ def named(port: int, rank: int, *, waits_s: int) -> Any:
 def has_none(found: Future[Any]) -> bool:
     """Tell whether an agent has learnt in time that the round has no name."""
     return isinstance(found.exception(WITHIN_S), StoreUnavailableError)
+
+
+def joins_and_goes(handler: Any) -> int:
+    """Have part in a round until it is complete; return how many nodes it has."""
+    joined = handler._connection.join()
+    handler._connection.drop()
+    size: int = joined.world_size
+    return size
 
 
 @pytest.mark.parametrize(
@@ -78,13 +86,8 @@ def test_a_round_that_is_made_anew_takes_the_store_from_nobody(handlers: Handler
     client.driver.store.set("kept", b"1")
     other = handlers.make(port, nodes=(1, 2), keep_alive_max_attempt=3, last_call_timeout=5)
 
-    def go() -> int:
-        joined = other._connection.join()
-        other._connection.drop()
-        return joined.world_size
-
     with ThreadPoolExecutor(1) as pool:
-        going = pool.submit(go)
+        going = pool.submit(joins_and_goes, other)
         [info] = handlers.join(host)
 
     assert (going.result(WITHIN_S), info.world_size) == (2, 1)
@@ -106,13 +109,8 @@ def test_a_newcomer_that_goes_when_a_round_is_complete_is_no_loss_of_nodes(
     handlers.join(one)
     one._is_called = True
 
-    def go() -> int:
-        joined = other._connection.join()
-        other._connection.drop()
-        return joined.world_size
-
     with ThreadPoolExecutor(1) as pool:
-        going = pool.submit(go)
+        going = pool.submit(joins_and_goes, other)
         [info] = handlers.join(one)
 
     client = AgentStore.at("127.0.0.1", store.port, run_id="job")
@@ -161,7 +159,7 @@ def test_an_agent_of_an_older_round_is_none_of_the_present_one(handlers: Handler
         job = AgentStore.at("127.0.0.1", store.port, run_id="job")
         names = connection.names(info, before="")
         try:
-            return name_of_round(info, job, names, options=options, before="")
+            return learn_name(info, job, names, options=options, before="")
         finally:
             job.close()
 
